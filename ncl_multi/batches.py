@@ -1,0 +1,68 @@
+"""Batches in an order that depends on the seed and the epoch alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Batches:
+    """The batches of a run in an order that depends on the seed and the epoch alone."""
+
+    def __init__(self, loader: Any, seed: int, rank: int, processes: int):
+        self.loader, self.seed, self.rank, self.processes = loader, seed, rank, processes
+        self.ours = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        if len(self) == 0:
+            held = f"{len(loader.dataset)} rows" if self.ours else "no batch"
+            raise ValueError(
+                f"the data holds {held}, less than one batch of "
+                f"{getattr(loader, 'batch_size', 1)} for each of {processes} processes; "
+                f"lower --batch-size"
+            )
+
+    def __len__(self) -> int:
+        if self.ours:
+            return len(self.loader.dataset) // (self.loader.batch_size * self.processes)
+        return len(self.loader)
+
+    def after(self, start: int, steps: int) -> Iterator[Any]:
+        """Batches from step `start` to the last."""
+        while start < steps:
+            epoch, skip = divmod(start, len(self))
+            stop = min(len(self), skip + steps - start)
+            yield from self._epoch(epoch, skip, stop)
+            start += stop - skip
+
+    def rows(self, step: int) -> list[int] | str:
+        """Row numbers of this process's batch."""
+        if not self.ours:
+            return "in the loader's own order"
+        epoch, index = divmod(step, len(self))
+        return self._order(epoch)[index].tolist()
+
+    def _epoch(self, epoch: int, skip: int, stop: int) -> Iterator[Any]:
+        if not self.ours:
+            batches = enumerate(self.loader)
+            yield from (batch for index, batch in batches if skip <= index < stop)
+            return
+        yield from DataLoader(
+            self.loader.dataset,
+            batch_sampler=self._order(epoch)[skip:stop].tolist(),
+            collate_fn=self.loader.collate_fn,
+            num_workers=self.loader.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _order(self, epoch: int) -> Tensor:
+        """Row numbers, one line a batch, of this process."""
+        generator = torch.Generator().manual_seed(step_seed(self.seed, epoch, -1))
+        order = torch.randperm(len(self.loader.dataset), generator=generator)
+        whole = order[: len(self) * self.processes * self.loader.batch_size]
+        return whole.view(len(self), self.processes, -1)[:, self.rank]
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """A seed below 2**32 (numpy's limit) that differs for every step and process."""
+    return hash((seed, step, rank)) % 2**32

@@ -1,0 +1,269 @@
+"""The non-negative head: features in, sparse readable codes out."""
+
+from statistics import NormalDist
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ncl_multi.dist import processes, total
+
+Activation = Literal["relu", "rep_relu", "softplus", "sigmoid", "exp", "none", "gelu", "leaky_relu"]
+SIGNED: tuple[Activation, ...] = ("none", "gelu", "leaky_relu")
+"""The baselines: their codes are not non-negative. `none` is the contrastive twin."""
+
+
+class NonNegHead(nn.Module):
+    """A linear or one-hidden-layer projector whose output is non-negative and sparse.
+
+    Args:
+        in_dim: Width of the encoder's features.
+        out_dim: Number of non-negative dimensions.
+        hidden_dim: Width of a hidden layer; None for a linear head.
+        activation: `relu`, `rep_relu` (ReLU forward, GELU gradient: revives silent units),
+            `softplus`, `sigmoid`, `exp`; or a signed baseline, `none`, `gelu`, `leaky_relu`.
+        batch_norm: Standardise each dimension over the batch, and over all processes, before the
+            activation. On by default: no dimension starts or falls dead, and training cannot sit
+            at chance. Off is the paper's projector; its bias is set from the first batch so that
+            every dimension starts alive.
+        density: The sparsity dial: every dimension fires for about this share of rows. It is the
+            share of a standard normal above the threshold that is subtracted, so it needs
+            `batch_norm`. Train with `anneal` to come down to it gradually.
+        k: Keep only the k largest entries of a row.
+
+    Example:
+        >>> head = NonNegHead(384, 2048, density=0.1)
+        >>> z = head(torch.randn(64, 384) + 5)
+        >>> bool((z >= 0).all()), 0.08 < (z > 0).float().mean().item() < 0.12
+        (True, True)
+    """
+
+    threshold: Tensor
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        hidden_dim: int | None = None,
+        activation: Activation = "relu",
+        batch_norm: bool = True,
+        density: float | None = None,
+        k: int | None = None,
+    ):
+        super().__init__()
+        for name, size in {"in_dim": in_dim, "out_dim": out_dim, "hidden_dim": hidden_dim}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1; got {size}")
+        if activation not in _SERVED:
+            known = ", ".join(_SERVED)
+            raise ValueError(f"activation must be one of {known}; got {activation!r}")
+        if k is not None and not 1 <= k <= out_dim:
+            raise ValueError(f"k must lie in 1..{out_dim}, the head's width; got {k}")
+        if density is not None:
+            if not 0 < density <= 0.5:
+                raise ValueError(
+                    f"density must lie in (0, 0.5]; got {density}. 0.1 is a good start"
+                )
+            if activation not in ("relu", "rep_relu") or not batch_norm:
+                raise ValueError(
+                    f"density needs batch_norm and activation relu or rep_relu; got "
+                    f"activation={activation!r}, batch_norm={batch_norm}"
+                )
+        self.in_dim, self.out_dim, self.hidden_dim = in_dim, out_dim, hidden_dim
+        self.activation, self.density, self.k = activation, density, k
+        self.hidden = None
+        if hidden_dim is not None:
+            self.hidden = nn.Linear(in_dim, hidden_dim, bias=not batch_norm)
+        self.out = nn.Linear(hidden_dim or in_dim, out_dim, bias=not batch_norm)
+        self.hidden_norm = SharedNorm(hidden_dim) if batch_norm and hidden_dim else None
+        self.norm = SharedNorm(out_dim) if batch_norm else None
+        self.register_buffer("threshold", torch.tensor(_threshold(density or 0.5)))
+        # Weights that were loaded are not to be touched by the first batch.
+        self._fresh = not batch_norm
+        self.register_load_state_dict_post_hook(_not_fresh)
+
+    def forward(self, x: Float[Tensor, "n in_dim"]) -> Float[Tensor, "n out_dim"]:
+        if x.ndim != 2 or x.shape[1] != self.in_dim:
+            raise ValueError(
+                f"this head takes rows of {self.in_dim} features, shape (n, {self.in_dim}); "
+                f"got {tuple(x.shape)}"
+            )
+        if self.hidden is not None:
+            x = self.hidden(x)
+            x = F.relu(x if self.hidden_norm is None else self.hidden_norm(x))
+        if self._fresh and self.training:
+            self._start_alive(x)
+        h = self.out(x)
+        if self.norm is not None:
+            h = self.norm(h)
+        if self.density is not None:
+            h = h - self.threshold
+        z = _activate(h, self.activation)
+        return z if self.k is None else top_k(z, self.k)
+
+    def anneal(self, progress: float) -> None:
+        """Set the density in force at this share of the run, from 0 to 1.
+
+        It falls from one half to `density` over the first 70 %, geometrically, which costs much
+        less quality than starting there. `fit` calls this before every step.
+        """
+        if self.density is not None:
+            share = 0.5 * (self.density / 0.5) ** min(progress / 0.7, 1.0)
+            self.threshold.fill_(_threshold(share))
+
+    @torch.no_grad()
+    def fold(self) -> nn.Sequential:
+        """The head as it serves: normalisation and threshold merged into plain linear layers.
+
+        Linear and ReLU, nothing else, unless a hidden layer, another activation or `k` asks for it.
+        """
+        layers: list[nn.Module] = []
+        if self.hidden is not None:
+            layers += [_merge(self.hidden, self.hidden_norm), nn.ReLU()]
+        layers.append(_merge(self.out, self.norm, self.threshold if self.density else None))
+        layers.append(_SERVED[self.activation]())
+        if self.k is not None:
+            layers.append(TopK(self.k))
+        return nn.Sequential(*layers).eval()
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, density={self.density}, k={self.k}"
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _start_alive(self, x: Tensor) -> None:
+        """Scale and shift the weights so that the first batch comes out standardised."""
+        mean, variance = _moments(_wide(self.out(x)))
+        scale = (variance + SharedNorm.eps).rsqrt().to(self.out.weight.dtype)
+        self.out.weight.mul_(scale[:, None])
+        self.out.bias.sub_(mean.to(scale.dtype)).mul_(scale)
+        self._fresh = False
+
+
+class SharedNorm(nn.Module):
+    """Zero mean and unit variance a dimension, over the rows of all processes.
+
+    BatchNorm without scale and shift. Unlike torch's it is the same on any device and number of
+    processes (SyncBatchNorm asks for a GPU), and its running moments are right from the first batch
+    on.
+    """
+
+    eps = 1e-5
+    momentum = 0.1
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(dim))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, h: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        if not self.training:
+            return ((_wide(h) - self.mean) * (self.variance + self.eps).rsqrt()).to(h.dtype)
+        rows = len(h) * processes()
+        if rows < 2:
+            raise ValueError("batch norm needs at least two rows to train on; got one")
+        if processes() == 1:
+            normal, mean, scale = torch.native_batch_norm(
+                _wide(h), None, None, None, None, True, 0.0, self.eps
+            )
+            variance = scale.detach().pow(-2) - self.eps
+        else:
+            mean, variance = _moments(_wide(h))
+            normal = (_wide(h) - mean) * (variance + self.eps).rsqrt()
+        with torch.no_grad():
+            # A plain average until there are enough batches for a moving one.
+            self.batches += 1
+            share = (1 / self.batches).clamp(min=self.momentum)
+            self.mean.lerp_(mean.detach().to(self.mean.dtype), share)
+            self.variance.lerp_((variance * (rows / (rows - 1))).to(self.variance.dtype), share)
+        return normal.to(h.dtype)
+
+
+class TopK(nn.Module):
+    """`top_k` for `nn.Sequential`."""
+
+    def __init__(self, k: int):
+        super().__init__()
+        self.k = k
+
+    def forward(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return top_k(z, self.k)
+
+
+def top_k(z: Float[Tensor, "n d"], k: int) -> Float[Tensor, "n d"]:
+    """Keep the k largest entries of each row, by size, and set the rest to zero.
+
+    Example:
+        >>> top_k(torch.tensor([[3.0, 1.0, 2.0]]), 2)
+        tensor([[3., 0., 2.]])
+    """
+    kept = z.abs().topk(min(k, z.shape[1]), dim=1).indices
+    return torch.zeros_like(z).scatter(1, kept, z.gather(1, kept))
+
+
+class _Exp(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h.exp()
+
+
+_SERVED: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "rep_relu": nn.ReLU,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+    "exp": _Exp,
+    "none": nn.Identity,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+}
+
+
+def _activate(h: Tensor, activation: Activation) -> Tensor:
+    if activation == "rep_relu":
+        soft = F.gelu(h)
+        # In this order the difference is exactly zero, and so are ReLU's zeros.
+        return F.relu(h).detach() + (soft - soft.detach())
+    return _SERVED[activation]()(h)
+
+
+def _threshold(share: float) -> float:
+    """What a share of a standard normal exceeds."""
+    return NormalDist().inv_cdf(1 - share)
+
+
+def _wide(h: Tensor) -> Tensor:
+    return h if h.dtype == torch.float64 else h.float()
+
+
+def _moments(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each dimension over the rows of all processes."""
+    rows = len(h) * processes()
+    mean = total(h.sum(dim=0)) / rows
+    return mean, total((h - mean).square().sum(dim=0)) / rows
+
+
+def _merge(linear: nn.Linear, norm: SharedNorm | None, shift: Tensor | None = None) -> nn.Linear:
+    """A linear layer that also does what follows it."""
+    weight, bias = linear.weight.double(), linear.weight.new_zeros(linear.out_features).double()
+    if linear.bias is not None:
+        bias = linear.bias.double()
+    if norm is not None:
+        scale = (norm.variance.double() + norm.eps).rsqrt()
+        weight, bias = weight * scale[:, None], (bias - norm.mean.double()) * scale
+    if shift is not None:
+        bias = bias - shift.double()
+    merged = nn.Linear(linear.in_features, linear.out_features).to(linear.weight)
+    merged.weight.copy_(weight)
+    merged.bias.copy_(bias)
+    return merged
+
+
+def _not_fresh(head: Any, _: object) -> None:
+    head._fresh = False

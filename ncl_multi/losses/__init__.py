@@ -1,0 +1,14 @@
+"""Contrastive and supervised objectives: pure functions, and thin modules that call them."""
+
+from ncl_multi.losses.info_nce import InfoNCE, info_nce
+from ncl_multi.losses.nonneg_cross_entropy import NonNegCrossEntropy, nonneg_cross_entropy
+from ncl_multi.losses.spectral import Spectral, spectral
+
+__all__ = [
+    "InfoNCE",
+    "NonNegCrossEntropy",
+    "Spectral",
+    "info_nce",
+    "nonneg_cross_entropy",
+    "spectral",
+]

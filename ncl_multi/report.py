@@ -1,0 +1,45 @@
+"""What a run prints and leaves behind: a table to look at, a JSON file to compute with."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ncl_multi.atomic import atomic
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs rich: pip install 'ncl-multi[train]'") from error
+
+
+def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print one line a row, one column a measure; a measure that a row lacks stays empty."""
+    measures = list(dict.fromkeys(measure for row in rows.values() for measure in row))
+    shown = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left")
+    shown.add_column("")
+    for measure in measures:
+        shown.add_column(escape(measure), justify="right")
+    for name, row in rows.items():
+        shown.add_row(escape(name), *(_cell(row.get(measure)) for measure in measures))
+    console = Console()
+    # A pipe has no width: let a wide table run on rather than lose columns.
+    console.print(
+        shown, width=None if console.is_terminal else 10 * len(measures) + 200, crop=False
+    )
+
+
+def write_json(path: str | Path, content: Any) -> Path:
+    """Write JSON, whole or not at all."""
+    with atomic(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    return Path(path)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
