@@ -154,7 +154,7 @@ def fit(
             bar.update()
             if done % cfg.log_every == 0 or done == steps:
                 row = {"step": done} | health.report() | {"lr": opt.param_groups[0]["lr"]}
-                rows = len(z) * accelerator.num_processes * (bar.n - bar.initial)
+                rows = len(z) * accelerator.num_processes * (done - start)
                 row["samples_per_second"] = rows / (time.perf_counter() - clock)
                 if not math.isfinite(row["loss"]):
                     raise ValueError(f"the loss is {row['loss']}\n{run.where(now, batches)}")
