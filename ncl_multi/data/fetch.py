@@ -1,0 +1,153 @@
+"""Archives of pinned packages: asked for by name, checked before they are read, never executed."""
+
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock
+
+_SILENT_PIP = Path(__file__).with_name("pip_without_builds.py")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A published archive whose bytes are known.
+
+    `sha` is `sha256:<hex>` or npm's `sha512-<base64>`. `options` are passed to the client, for a
+    wheel made for another Python than ours.
+    """
+
+    name: str
+    version: str
+    kind: Literal["wheel", "sdist", "npm", "deb"]
+    archive: str
+    sha: str
+    options: Sequence[str] = ()
+
+
+def fetch(package: Package) -> Path:
+    """Path of the archive, verified: in NCL_DATA, in the cache, or downloaded into it.
+
+    Two processes may ask at once: one downloads, the other waits. A download that is cut short or
+    holds other bytes is thrown away, and nothing that was there before is touched.
+    """
+    offline = user_data(package.archive)
+    if offline:
+        verify(offline, package.sha)
+        say(f"{package.name} {package.version} from {offline}")
+        return offline
+    kept = cache() / package.archive
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(kept.with_name(f".{kept.name}.lock")):
+        if kept.exists():
+            if digest(kept, package.sha) == package.sha:
+                say(f"{package.name} {package.version} from {kept}")
+                return kept
+            say(f"{kept} is damaged; fetching it again")
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=kept.parent) as part:
+            fresh = _download(package, Path(part))
+            verify(fresh, package.sha)
+            fresh.replace(kept)
+    return kept
+
+
+def cache() -> Path:
+    """Folder for what was fetched: NCL_CACHE, or the platform's place for such things."""
+    if chosen := os.environ.get("NCL_CACHE"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "ncl_multi"
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches/ncl_multi"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ncl_multi"
+
+
+def user_data(name: str) -> Path | None:
+    """A file or folder of NCL_DATA, if it is there."""
+    root = os.environ.get("NCL_DATA")
+    if root and not Path(root).is_dir():
+        raise FileNotFoundError(f"NCL_DATA must be a folder; got {root}")
+    found = Path(root) / name if root else None
+    return found if found and found.exists() else None
+
+
+def digest(path: Path, like: str) -> str:
+    """The hash of a file, in the form of `like`."""
+    name = like[:6]
+    with path.open("rb") as file:
+        found = (
+            hashlib.file_digest(file, name) if sys.version_info >= (3, 11) else _hash(file, name)
+        )
+    if like[6] == "-":
+        return f"{name}-{base64.b64encode(found.digest()).decode()}"
+    return f"{name}:{found.hexdigest()}"
+
+
+def verify(path: Path, sha: str) -> None:
+    """Raise unless the file has the pinned hash; call it before anything reads the file."""
+    found = digest(path, sha)
+    if found != sha:
+        raise ValueError(
+            f"{path.name} is not the published file, or was cut short: expected {sha}, got "
+            f"{found}. It was not read. Try again, or put the right file into NCL_DATA"
+        )
+
+
+def say(words: str) -> None:
+    """Tell the user where data comes from, without disturbing what a script prints."""
+    print(f"data: {words}", file=sys.stderr)
+
+
+def _download(package: Package, folder: Path) -> Path:
+    client = {"npm": "npm", "deb": "apt-get"}.get(package.kind, "pip")
+    spec = f"{package.name}=={package.version}"
+    if client == "npm":
+        spec = f"{package.name}@{package.version}"
+        command = ["npm", "pack", spec, "--ignore-scripts"]
+    elif client == "apt-get":
+        spec = f"{package.name}={package.version}"
+        command = ["apt-get", "download", spec]
+    else:
+        wanted = folder / "wanted.txt"
+        wanted.write_text(f"{spec} --hash={package.sha}\n")
+        command = [
+            sys.executable, str(_SILENT_PIP), str(folder / "archive"), "download",
+            "--no-deps", "--require-hashes", "--disable-pip-version-check",
+            "--only-binary" if package.kind == "wheel" else "--no-binary", ":all:",
+            "--dest", str(folder / "archive"), "-r", str(wanted), *package.options,
+        ]  # fmt: skip
+    say(f"fetching {package.name} {package.version} with {client}")
+    (folder / "archive").mkdir()
+    if client != "pip" and shutil.which(client) is None:
+        raise FileNotFoundError(
+            f"{package.name} {package.version} comes through {client}, which is not installed "
+            f"here. Install it, or put {package.archive} into a folder and name it in NCL_DATA"
+        )
+    environment = os.environ | {"TMPDIR": str(folder), "PIP_RESUME_RETRIES": "5"}
+    done = subprocess.run(
+        command, cwd=folder / "archive", env=environment, stdout=sys.stderr.fileno(), check=False
+    )
+    found = [path for path in (folder / "archive").iterdir() if path.is_file()]
+    if done.returncode or len(found) != 1:
+        free = shutil.disk_usage(folder).free / 2**20
+        raise OSError(
+            f"{client} could not fetch {spec} (exit code {done.returncode}; its own words are "
+            f"above). {free:.0f} MB are free in {folder.parent}. Try again, set NCL_CACHE to a "
+            f"larger disk, or put {package.archive} into a folder and name it in NCL_DATA"
+        )
+    return found[0]
+
+
+def _hash(file, name: str):
+    found = hashlib.new(name)
+    while block := file.read(2**20):
+        found.update(block)
+    return found

@@ -1,0 +1,63 @@
+"""Flickr8k: photographs with five captions each. It comes in no package: set NCL_DATA."""
+
+import csv
+import io
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ncl_multi.data.fetch import say, user_data
+from ncl_multi.data.folders import Image, on_white, square
+from ncl_multi.data.images import known_split
+from ncl_multi.data.members import tar_files
+
+
+@dataclass(frozen=True)
+class CaptionedPhotos:
+    """`captions[row]` are the captions of photograph `row`; `jpeg` are the encoded photographs."""
+
+    names: list[str]
+    captions: list[list[str]]
+    jpeg: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def picture(self, row: int) -> Image.Image:
+        """One photograph, RGB."""
+        return on_white(Image.open(io.BytesIO(self.jpeg[row])))
+
+    def images(self, *, size: int = 112) -> Tensor:
+        """All photographs, uint8, (n, 3, size, size)."""
+        return torch.stack([square(self.picture(row), size) for row in range(len(self))])
+
+
+def flickr8k(split: str = "train") -> CaptionedPhotos:
+    """6,000 training or 1,000 dev photographs, 112 pixels square."""
+    known_split(split, ("train", "dev"))
+    root = user_data("flickr8k")
+    needed = ["captions.csv", "images_112.tar", f"split_{split}.txt"]
+    missing = [name for name in needed if not (root and (root / name).is_file())]
+    if root is None or missing:
+        raise FileNotFoundError(
+            f"Flickr8k comes in no package: set NCL_DATA to a folder that holds "
+            f"{', '.join(f'flickr8k/{name}' for name in missing)}"
+        )
+    say(f"flickr8k from {root}")
+    names = (root / f"split_{split}.txt").read_text().split()
+    captions: dict[str, list[str]] = {name: [] for name in names}
+    with (root / "captions.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["image"] in captions:
+                captions[row["image"]].append(row["caption"].strip())
+    jpeg = dict(tar_files(root / "images_112.tar", captions.__contains__))
+    lacking = [name for name in names if name not in jpeg or not captions[name]]
+    if lacking:
+        raise ValueError(
+            f"{root} lacks the photograph or the captions of {len(lacking)} names in the {split} "
+            f"list, such as {lacking[0]}"
+        )
+    return CaptionedPhotos(
+        names, [captions[name] for name in names], [jpeg[name] for name in names]
+    )

@@ -1,0 +1,130 @@
+"""Pictures of a folder or of the Hugging Face hub, decoded when they are asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ncl_multi.data.images import ImageSet, Split, known_split
+
+try:
+    import numpy as np
+    from PIL import Image, ImageOps
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs pillow: pip install 'ncl-multi[vision]'") from error
+
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "validation", "valid")}
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """Pictures on disk, or of a table that decodes them, as uint8 squares of one size."""
+
+    files: Any
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, rows: Sequence[int] | slice) -> Tensor:
+        if isinstance(rows, slice):
+            rows = range(len(self))[rows]
+        return torch.stack([square(self._open(int(row)), self.size) for row in rows])
+
+    def _open(self, row: int) -> Image.Image:
+        file = self.files[row]
+        if isinstance(file, Image.Image):
+            return file
+        try:
+            return Image.open(file)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read as a picture: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of a hub table, as a sequence."""
+
+    table: Any
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.table[row][self.name]
+
+
+def folder(root: Path, split: Split, *, size: int) -> ImageSet:
+    """Pictures of a folder with one folder a class."""
+    known_split(split)
+    divided = [root / name for name in _FOLDERS[split] if (root / name).is_dir()]
+    top = divided[0] if divided else root
+    classes = sorted(path.name for path in top.iterdir() if path.is_dir())
+    files, y = [], []
+    for label, name in enumerate(classes):
+        found = sorted(p for p in (top / name).rglob("*") if p.suffix.lower() in _SUFFIXES)
+        files += found
+        y += [label] * len(found)
+    if not files:
+        raise ValueError(
+            f"{top} holds no pictures: expected {top}/<class>/<picture> with one of the endings "
+            f"{', '.join(sorted(_SUFFIXES))}"
+        )
+    if not divided:
+        rows = [row for row in range(len(files)) if (row % 10 == 9) == (split == "test")]
+        files, y = [files[row] for row in rows], [y[row] for row in rows]
+    # Rows in the order of their class would make "the first thousand" one class.
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    pictures = PictureFiles([files[row] for row in order], size)
+    return ImageSet(pictures, torch.tensor(y)[order], classes, root.name, split)
+
+
+def hub(name: str, split: Split, *, size: int) -> ImageSet:
+    """A labelled picture set of the Hugging Face hub."""
+    try:
+        from datasets import ClassLabel, load_dataset
+        from datasets import Image as Pictures
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("needs datasets: pip install 'ncl-multi[sentence]'") from error
+    known_split(split)
+    splits = load_dataset(name)
+    found = [key for key in _FOLDERS[split] if key in splits]
+    if not found:
+        raise ValueError(f"hf:{name} has the splits {', '.join(splits)}; {split} is not among them")
+    table = splits[found[0]].shuffle(seed=0)
+    kinds = {kind: [c for c, f in table.features.items() if isinstance(f, kind)]
+             for kind in (Pictures, ClassLabel)}  # fmt: skip
+    if not (kinds[Pictures] and kinds[ClassLabel]):
+        raise ValueError(
+            f"hf:{name} must have an image and a class label column; got {dict(table.features)}"
+        )
+    label = kinds[ClassLabel][0]
+    pictures = PictureFiles(_Column(table, kinds[Pictures][0]), size)
+    return ImageSet(
+        pictures, torch.tensor(table[label][:]), table.features[label].names, name, split
+    )
+
+
+def square(picture: Image.Image, size: int) -> Tensor:
+    """The centre of a picture on white, scaled, as a uint8 tensor (3, size, size)."""
+    return to_tensor(ImageOps.fit(on_white(picture), (size, size), Image.Resampling.BICUBIC))
+
+
+def on_white(picture: Image.Image) -> Image.Image:
+    """The picture in RGB, laid on white where it is transparent."""
+    if picture.mode == "RGB":
+        return picture
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        opaque = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
+    return picture.convert("RGB")
+
+
+def to_tensor(picture: Image.Image) -> Tensor:
+    """A picture as a uint8 tensor, channels first."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()

