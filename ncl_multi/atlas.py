@@ -1,0 +1,382 @@
+"""The atlas: one self-contained page on what every dimension of a run means.
+
+Usage:
+    python -m ncl_multi.atlas runs/clip_ncl
+"""
+
+import base64
+import gzip
+import hashlib
+import html
+import io
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ncl_multi.atomic import atomic
+from ncl_multi.explain import name_dimensions
+from ncl_multi.features import Features
+from ncl_multi.health import ACTIVE
+
+try:
+    from PIL import Image, UnidentifiedImageError
+    from tqdm.auto import tqdm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs pillow and tqdm: pip install 'ncl-multi[train]'") from error
+
+MOST_ITEMS = 10_000
+LARGEST = 14_500_000
+"""Bytes of a page; pictures that do not fit are left out, those no card shows first."""
+
+_TOP, _SHOWN, _NEAREST, _REASONS = 12, 16, 6, 4
+# Numbers travel as 16 bits: `_NONE` for an empty place, `_UNIT` for one.
+_NONE, _UNIT = 65535, 32767
+_SPLITS = ("test", "validation", "val", "dev")
+
+
+@dataclass(frozen=True)
+class _Space:
+    """One set of codes of the items: the run's own, or its twin's."""
+
+    title: str
+    z: Tensor
+    names: list[str]
+
+
+def write_atlas(run: Path) -> Path:
+    """Write `<run>/atlas.html` from the features in `<run>/features`, and the twin's if there.
+
+    Only what the head put out is shown. Files that differ in `about["side"]` are shown together,
+    as CLIP's images and texts; of several splits, the test split. Of more than 10,000 items, as
+    many are taken at even distances.
+    """
+    run = Path(run)
+    chosen = _chosen(run / "features")
+    limit = MOST_ITEMS // len(chosen)
+    kept = {name: _spread(len(features), limit) for name, features in chosen.items()}
+    sides = [_take(features, kept[name]) for name, features in chosen.items()]
+    spaces = [_space(_title(sides[0]), sides, sides)]
+    twins = [run / "twin" / "features" / f"{name}.safetensors" for name in chosen]
+    if all(path.exists() for path in twins):
+        theirs = [Features.load(path) for path in twins]
+        for path, twin, ours in zip(twins, theirs, chosen.values(), strict=True):
+            if len(twin) != len(ours):
+                raise ValueError(
+                    f"{path} must hold the items of the run itself, {len(ours)}; got {len(twin)}"
+                )
+        taken = [_take(twin, rows) for twin, rows in zip(theirs, kept.values(), strict=True)]
+        spaces.append(_space("Twin", taken, sides))
+    page = _page(run.resolve().name, sides, spaces, sum(map(len, chosen.values())))
+    with atomic(run / "atlas.html") as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    return run / "atlas.html"
+
+
+def _chosen(folder: Path) -> dict[str, Features]:
+    """The file of each side to show, by its name."""
+    sides: dict[Any, tuple[str, Features]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        features = Features.load(path)
+        if features.about.get("output") == "encoder" or len(features) == 0:
+            continue
+        side = features.about.get("side")
+        if side not in sides or _rank(features) < _rank(sides[side][1]):
+            sides[side] = (path.stem, features)
+    if not sides:
+        raise FileNotFoundError(
+            f"no features of a head in {folder}; a recipe writes them at the end of a run"
+        )
+    widths = {name: features.dims for name, features in sides.values()}
+    if len(set(widths.values())) > 1:
+        raise ValueError(f"sides shown together must have the same width; got {widths}")
+    if max(widths.values()) >= _NONE:
+        raise ValueError(
+            f"a page holds at most {_NONE - 1} dimensions; got {widths}: shorten first"
+        )
+    return dict(sides.values())
+
+
+def _rank(features: Features) -> int:
+    split = str(features.about.get("split", ""))
+    return _SPLITS.index(split) if split in _SPLITS else len(_SPLITS)
+
+
+def _spread(rows: int, limit: int) -> np.ndarray:
+    return np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(int))
+
+
+def _take(features: Features, rows: np.ndarray) -> Features:
+    def pick(entries: Sequence[Any] | None) -> list[Any] | None:
+        return None if entries is None else [entries[row] for row in rows]
+
+    return replace(
+        features,
+        z=features.z[rows],
+        y=None if features.y is None else features.y[torch.from_numpy(rows)],
+        items=pick(features.items),
+        thumbnails=pick(features.thumbnails),
+    )
+
+
+def _title(features: Features) -> str:
+    signed = features.about.get("activation") in ("none", "gelu", "leaky_relu")
+    return "Signed" if signed else "NCL"
+
+
+def _space(title: str, codes: Sequence[Features], items: Sequence[Features]) -> _Space:
+    z = torch.cat([side.dense().detach().float().cpu() for side in codes])
+    # Words name best, and CLIP's texts best of all; a run may also bring names of its own.
+    wordy = max(range(len(items)), key=lambda n: (_is_text(items[n]), bool(items[n].items)))
+    names = codes[wordy].about.get("names") or name_dimensions(items[wordy], codes[wordy].z)
+    return _Space(title, F.normalize(z, dim=1), [str(name) for name in names])
+
+
+def _is_text(features: Features) -> bool:
+    return features.about.get("side") == "text"
+
+
+def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total: int) -> str:
+    labels, classes = _labels(sides)
+    side_of = np.repeat(np.arange(len(sides)), [len(side) for side in sides])
+    arrays: dict[str, np.ndarray] = {"side": side_of.astype("u1")}
+    if classes:
+        arrays["labels"] = labels
+    per_side = _NEAREST if len(sides) == 1 else 4
+    facts = []
+    for number, space in enumerate(spaces):
+        found, fact = _tables(space, side_of, labels if classes else None, per_side)
+        arrays |= {f"{number}.{name}": array for name, array in found.items()}
+        facts.append(fact)
+    items = [_text(side, row) for side in sides for row in range(len(side))]
+    about: dict[str, Any] = {
+        "about": _describe(sides[0].about, len(items), total),
+        "sides": [str(side.about.get("side") or "") for side in sides],
+        "classes": classes or None,
+        "items": items,
+        "top": _TOP,
+        "shown": _SHOWN,
+        "nearest": per_side * len(sides),
+        "reasons": _REASONS,
+        "spaces": [
+            {"title": space.title, "names": space.names, "facts": fact}
+            for space, fact in zip(spaces, facts, strict=True)
+        ],
+    }
+    room = LARGEST - len(_packed(about, arrays))
+    order = _by_need([arrays[f"{number}.topItems"] for number in range(len(spaces))], len(items))
+    pictures = _pictures([(side, row) for side in sides for row in range(len(side))], order, room)
+    arrays["ends"] = np.cumsum([0, *map(len, pictures)]).astype("u4")
+    return _fill(f"Atlas of {title}", _packed(about, arrays), "".join(pictures))
+
+
+def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
+    """A class number an item, and the names of the classes."""
+    per_side = [
+        side.y.long().numpy()
+        if side.y is not None and side.y.ndim == 1 and not side.y.is_floating_point()
+        else np.full(len(side), _NONE)
+        for side in sides
+    ]
+    labels = np.concatenate(per_side)
+    labels = np.where((labels < 0) | (labels >= _NONE), _NONE, labels).astype("u2")
+    known = labels[labels != _NONE]
+    if not len(known):
+        return labels, []
+    names = [str(name) for name in sides[0].about.get("classes") or ()]
+    return labels, names + [f"class {n}" for n in range(len(names), int(known.max()) + 1)]
+
+
+def _text(features: Features, row: int) -> str:
+    if features.items is not None and str(features.items[row]).strip():
+        return str(features.items[row])
+    return f"{features.about.get('side') or 'item'} {row}"
+
+
+def _describe(about: dict[str, Any], shown: int, total: int) -> str:
+    told = [f"{key} {about[key]}" for key in ("model", "data", "split", "seed") if key in about]
+    return " · ".join([*told, f"{shown:,} items" + (f" of {total:,}" if shown < total else "")])
+
+
+def _tables(
+    space: _Space, side_of: np.ndarray, labels: np.ndarray | None, per_side: int
+) -> tuple[dict[str, np.ndarray], list[tuple[str, str]]]:
+    """Everything the page shows of one space, and the line of figures on top."""
+    z, side = space.z, torch.from_numpy(side_of)
+    active = z.abs() > ACTIVE
+    fires = active.float().mean(dim=0)
+    top = [_best(z.T.masked_fill(side != n, 0), _TOP) for n in range(int(side.max()) + 1)]
+    tables = {
+        "fires": fires.numpy().astype("f4"),
+        "mean": z.mean(dim=0).numpy().astype("f4"),
+        "active": active.sum(dim=1).numpy().astype("u2"),
+        "topItems": _places(torch.cat([items for items, _ in top], dim=1)),
+        "topValues": _shares(torch.cat([values for _, values in top], dim=1)),
+        **_strongest(z, "item", _SHOWN),
+        **_neighbours(z, side, per_side),
+    }
+    alive = fires > 0
+    facts = [
+        ("dimensions", f"{z.shape[1]:,}"),
+        ("alive", f"{alive.float().mean():.0%}"),
+        ("active an item", f"{active.sum(dim=1).float().mean():.1f}"),
+        ("zeros", f"{1 - active.float().mean():.1%}"),
+    ]
+    counts = torch.zeros(z.shape[1], 3)
+    tables["classIds"] = np.full((z.shape[1], 3), _NONE, "u2")
+    if labels is not None:
+        known = torch.from_numpy(labels.astype(np.int64))
+        rows = known != _NONE
+        one_hot = F.one_hot(known[rows]).float()
+        share = active[rows].float().T @ one_hot
+        share /= share.sum(dim=1, keepdim=True).clamp(min=1)
+        counts, ids = F.pad(share, (0, max(0, 3 - share.shape[1]))).topk(3, dim=1)
+        tables["classIds"] = _places(ids.masked_fill(counts == 0, _NONE))
+        facts.append(("class consistency", f"{counts[alive, 0].mean():.2f}"))
+    tables["classShares"] = _shares(counts)
+    return tables, facts
+
+
+def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Places and values of the largest positive entries of each row."""
+    values, places = scores.topk(min(count, scores.shape[1]), dim=1)
+    values, places = (F.pad(x, (0, count - x.shape[1])) for x in (values, places))
+    return places.masked_fill(values <= 0, _NONE), values
+
+
+def _strongest(parts: Tensor, name: str, count: int) -> dict[str, np.ndarray]:
+    """The largest entries of each row by size, as two arrays of 16 bits."""
+    count_here = min(count, parts.shape[1])
+    dims = parts.abs().topk(count_here, dim=1).indices
+    values = parts.gather(1, dims)
+    dims, values = (F.pad(x, (0, count - count_here)) for x in (dims, values))
+    what = "Values" if name == "item" else "Shares"
+    return {
+        f"{name}Dims": _places(dims.masked_fill(values.abs() <= ACTIVE**2, _NONE)),
+        f"{name}{what}": _shares(values),
+    }
+
+
+def _neighbours(z: Tensor, side: Tensor, per_side: int) -> dict[str, np.ndarray]:
+    """The nearest items of every item on each side, and the dimensions that brought them there."""
+    blocks = []
+    rows = torch.arange(len(z))
+    for block in tqdm(rows.split(256), desc="nearest items", leave=False, disable=len(z) < 2000):
+        similarity = z[block] @ z.T
+        similarity[torch.arange(len(block)), block] = 0
+        found = [
+            _best(similarity.masked_fill(side != n, 0), per_side)
+            for n in range(int(side.max()) + 1)
+        ]
+        near, scores = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        partner = z[near.masked_fill(near == _NONE, 0)]
+        parts = (z[block, None] * partner).masked_fill((near == _NONE)[..., None], 0)
+        reasons = _strongest(parts.flatten(0, 1), "reason", _REASONS)
+        blocks.append({"near": _places(near), "scores": _shares(scores), **reasons})
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _places(numbers: Tensor) -> np.ndarray:
+    return numbers.numpy().astype("u2")
+
+
+def _shares(values: Tensor) -> np.ndarray:
+    return (values.clamp(-1, 1) * _UNIT).round().numpy().astype("i2")
+
+
+def _by_need(tops: Sequence[np.ndarray], count: int) -> list[int]:
+    """Items in the order in which their pictures are needed: the first of every card first."""
+    ranked = np.concatenate([column for top in tops for column in top.T[:, None]], axis=0)
+    ranked = np.concatenate([*(ranked[n::_TOP].ravel() for n in range(_TOP)), np.arange(count)])
+    items, first = np.unique(ranked, return_index=True)
+    return [int(item) for item in items[np.argsort(first)] if item != _NONE]
+
+
+def _pictures(items: Sequence[tuple[Features, int]], order: Sequence[int], room: int) -> list[str]:
+    """Each item's picture in base64, small enough for all of them to fit, or else the empty one."""
+    with_picture = [n for n in order if items[n][0].thumbnails is not None]
+    pictures = [""] * len(items)
+    if not with_picture:
+        return pictures
+
+    def shrink(item: int, size: int) -> str:
+        features, row = items[item]
+        return _shrink((features.thumbnails or ())[row], size)
+
+    sample = with_picture[:: max(1, len(with_picture) // 40)]
+    for size in (112, 80, 64, 48, 40):
+        mean = sum(len(shrink(item, size)) for item in sample) / len(sample)
+        if mean * len(with_picture) <= room:
+            break
+    for item in tqdm(with_picture, desc="pictures", leave=False, disable=len(with_picture) < 500):
+        picture = shrink(item, size)
+        if len(picture) > room:
+            break
+        pictures[item], room = picture, room - len(picture)
+    return pictures
+
+
+def _shrink(encoded: bytes, size: int) -> str:
+    try:
+        with Image.open(io.BytesIO(encoded)) as opened:
+            image = opened.convert("RGBA" if opened.has_transparency_data else "RGB")
+    except (UnidentifiedImageError, OSError):
+        return ""
+    image.thumbnail((size, size))
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=60, method=4)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _packed(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """A header in JSON and the arrays behind it, compressed, in letters that no markup can hold."""
+    layout: dict[str, list[Any]] = {}
+    body = b""
+    for name, array in arrays.items():
+        layout[name] = [array.dtype.str[1:], len(body), array.size]
+        content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        body += content + bytes(-len(content) % 4)
+    header = json.dumps(about | {"arrays": layout, "start": 0}).encode()
+    start = len(header) + 4 + 12
+    start += -start % 4
+    header = json.dumps(about | {"arrays": layout, "start": start}).encode()
+    content = struct.pack("<I", len(header)) + header
+    return base64.b64encode(
+        gzip.compress(content + bytes(start - len(content)) + body, mtime=0)
+    ).decode()
+
+
+def _fill(title: str, data: str, pictures: str) -> str:
+    template = (files("ncl_multi") / "atlas.html").read_text(encoding="utf-8")
+
+    def allowed(tag: str) -> str:
+        inline = re.search(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        digest = hashlib.sha256(inline[1].encode() if inline else b"").digest()
+        return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {allowed('style')}; "
+        f"script-src {allowed('script')}; base-uri 'none'; form-action 'none'"
+    )
+    places = {
+        "__TITLE__": html.escape(title),
+        "__CSP__": policy,
+        "__DATA__": data,
+        "__PICTURES__": pictures,
+    }
+    return re.sub("|".join(places), lambda place: places[place[0]], template)
+
+
+if __name__ == "__main__":
+    import tyro
+
+    print(tyro.cli(write_atlas, config=(tyro.conf.Positional,)))
