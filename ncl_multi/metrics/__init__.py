@@ -1,0 +1,43 @@
+"""Formulas on codes and labels. Each brings rows to unit length itself; tensors or csr."""
+
+from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
+from ncl_multi.metrics.readability import (
+    active_dims,
+    alive,
+    class_consistency,
+    class_entropy,
+    correlation,
+    effective_rank,
+    readability,
+    sparsity,
+)
+from ncl_multi.metrics.retrieval import (
+    mean_average_precision,
+    median_rank,
+    ndcg_at_k,
+    precision_at_k,
+    recall_at_k,
+    retrieval,
+    spearman,
+)
+
+__all__ = [
+    "LinearProbe",
+    "active_dims",
+    "alive",
+    "class_consistency",
+    "class_entropy",
+    "correlation",
+    "effective_rank",
+    "knn_accuracy",
+    "linear_probe",
+    "mean_average_precision",
+    "median_rank",
+    "ndcg_at_k",
+    "precision_at_k",
+    "readability",
+    "recall_at_k",
+    "retrieval",
+    "sparsity",
+    "spearman",
+]

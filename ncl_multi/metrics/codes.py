@@ -1,0 +1,96 @@
+"""What every metric asks of codes: checked, unit rows, dense or sparse as they came."""
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.sparse import csr_array
+from torch import Tensor
+from torch.nn import functional as F
+
+from ncl_multi.health import ACTIVE
+
+Codes: TypeAlias = Float[Tensor, "n d"] | csr_array
+Labels = Int[Tensor, " n"]
+
+# One multiplication of scipy's sparse product costs about this many of a dense one.
+_SPARSE_COST = 100
+_ROWS_AT_ONCE = 4096
+
+
+def unit_rows(z: Codes) -> Codes:
+    """Codes with rows of length one, in at least float32; a row of zeros stays zero."""
+    check_codes(z)
+    if isinstance(z, Tensor):
+        return F.normalize(z if z.dtype == torch.float64 else z.float(), dim=1)
+    z = csr_array(z, dtype=np.promote_types(z.dtype, np.float32), copy=True)
+    z.sum_duplicates()
+    per_row = np.diff(z.indptr)
+    length = np.sqrt(np.bincount(_row_of(z), z.data.astype(np.float64) ** 2, z.shape[0]))
+    z.data /= np.repeat(np.where(length > 0, length, 1), per_row).astype(z.dtype)
+    return z
+
+
+def check_codes(z: Codes) -> None:
+    """Refuse what no metric has an answer for."""
+    if z.ndim != 2 or 0 in z.shape:
+        raise ValueError(f"codes must be (n, d) with at least one row; got {tuple(z.shape)}")
+    values = z if isinstance(z, Tensor) else torch.from_numpy(z.data)
+    if not values.isfinite().all():
+        raise ValueError("codes hold NaN or infinity; look for a training run that diverged")
+
+
+def check_labels(y: Labels, z: Codes) -> Tensor:
+    """Labels as 0..classes-1, one a row."""
+    if y.ndim != 1 or len(y) != z.shape[0]:
+        raise ValueError(f"labels must be one a row: {z.shape[0]} rows, got {tuple(y.shape)}")
+    return y.unique(return_inverse=True)[1]
+
+
+def active_counts(z: Codes, y: Tensor | None = None) -> Float[np.ndarray, "classes d"]:
+    """How many rows of each class each dimension is active in; unit rows, labels from 0.
+
+    Without labels there is one class.
+    """
+    n, d = z.shape
+    y = torch.zeros(n, dtype=torch.long) if y is None else y
+    classes = int(y.max()) + 1
+    if not isinstance(z, Tensor):
+        active = np.abs(z.data) > ACTIVE
+        cells = y.cpu().numpy()[_row_of(z)[active]] * d + z.indices[active]
+        return np.bincount(cells, minlength=classes * d).reshape(classes, d).astype(np.float64)
+    counts = torch.zeros(classes, d, dtype=torch.float64, device=z.device)
+    for rows in _chunks(n):
+        active = (z[rows].abs() > ACTIVE).double()
+        counts.index_add_(0, y[rows].to(z.device), active)
+    return counts.cpu().numpy()
+
+
+def gram(z: Codes) -> Float[Tensor, "d d"]:
+    """Products of all pairs of dimensions, summed in float64."""
+    n, d = z.shape
+    if not isinstance(z, Tensor):
+        pairs = np.square(np.diff(z.indptr), dtype=np.float64).sum()
+        if pairs * _SPARSE_COST < n * d**2:
+            wide = z.astype(np.float64)
+            return torch.from_numpy((wide.T @ wide).toarray())
+    total = torch.zeros(d, d, dtype=torch.float64, device=getattr(z, "device", None))
+    for rows in _chunks(n):
+        part = dense(z[rows]).double()
+        total.addmm_(part.T, part)
+    return total
+
+
+def dense(z: Codes) -> Float[Tensor, "n d"]:
+    """Codes as a tensor."""
+    return z if isinstance(z, Tensor) else torch.from_numpy(z.toarray())
+
+
+def _row_of(z: csr_array) -> Int[np.ndarray, " stored"]:
+    """The row each stored entry belongs to."""
+    return np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+
+
+def _chunks(n: int) -> list[slice]:
+    return [slice(i, i + _ROWS_AT_ONCE) for i in range(0, n, _ROWS_AT_ONCE)]
