@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 
 class Batches:
@@ -13,7 +13,13 @@ class Batches:
 
     def __init__(self, loader: Any, seed: int, rank: int, processes: int):
         self.loader, self.seed, self.rank, self.processes = loader, seed, rank, processes
-        self.ours = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        # A loader with a sampler or batches of its own knows better than we do.
+        self.ours = (
+            type(loader) is DataLoader
+            and not isinstance(loader.dataset, IterableDataset)
+            and type(loader.sampler) in (RandomSampler, SequentialSampler)
+            and loader.batch_size is not None
+        )
         if len(self) == 0:
             held = f"{len(loader.dataset)} rows" if self.ours else "no batch"
             raise ValueError(
@@ -44,6 +50,8 @@ class Batches:
 
     def _epoch(self, epoch: int, skip: int, stop: int) -> Iterator[Any]:
         if not self.ours:
+            # A loader that shuffles takes its seed from here.
+            torch.manual_seed(step_seed(self.seed, epoch, -1))
             batches = enumerate(self.loader)
             yield from (batch for index, batch in batches if skip <= index < stop)
             return
