@@ -15,6 +15,17 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return dist.get_rank() if processes() > 1 else 0
+
+
+def wait() -> None:
+    """Go on when all processes have come this far."""
+    if processes() > 1:
+        dist.barrier()
+
+
 def gather(z: Tensor) -> Tensor:
     """All processes' rows, in order of rank. Every process must bring as many rows.
 
@@ -40,7 +51,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx, grad):
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
-        start = dist.get_rank() * ctx.rows
+        start = rank() * ctx.rows
         return grad[start : start + ctx.rows]
 
 

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import pickle
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 
 from ncl_multi.atomic import atomic
 from ncl_multi.batches import Batches
+from ncl_multi.dist import processes, total, wait
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,19 +35,12 @@ class Run:
         self.checkpoint = cfg.out / "checkpoint.pt"
         self.saved_at: int | None = None
         kept, mine = cfg.out / "config.json", as_json(cfg)
-        if cfg.resume and kept.exists():
-            theirs = json.loads(kept.read_text())
-            differ = {
-                name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
-                for name in mine.keys() | theirs.keys()
-                if name not in _FREE and theirs.get(name) != mine.get(name)
-            }
-            if differ:
-                raise ValueError(
-                    f"{cfg.out} holds another run: {differ}. Choose another --out, or "
-                    f"--no-resume to replace it"
-                )
-        elif main:
+        self.goes_on = cfg.resume and (kept.exists() or self.checkpoint.exists())
+        if self.goes_on:
+            _check_same_run(kept, mine)
+        # All processes have looked before one of them writes.
+        wait()
+        if main and not self.goes_on:
             self.checkpoint.unlink(missing_ok=True)
             (cfg.out / "train.jsonl").unlink(missing_ok=True)
             with atomic(kept) as unfinished:
@@ -51,9 +48,19 @@ class Run:
 
     def restore(self, parts: dict[str, Any], device: torch.device) -> int:
         """Load the checkpoint, if there is one, and return the step to go on from."""
-        if not (self.cfg.resume and self.checkpoint.exists()):
+        found = self.goes_on and self.checkpoint.exists()
+        if total(torch.tensor(float(found), device=device)) not in (0, processes()):
+            raise ValueError(
+                f"only some processes find {self.checkpoint}; put --out on a disk they all share"
+            )
+        if not found:
             return 0
-        state = torch.load(self.checkpoint, map_location=device, weights_only=True)
+        try:
+            state = torch.load(self.checkpoint, map_location=device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(
+                f"{self.checkpoint} cannot be read: {error}. Remove it, or use --no-resume"
+            ) from error
         for name, part in parts.items():
             try:
                 part.load_state_dict(state[name])
@@ -69,6 +76,11 @@ class Run:
         return state["step"]
 
     def save(self, parts: dict[str, Any], done: int) -> None:
+        if not all(weight.isfinite().all() for weight in parts["model"].parameters()):
+            raise ValueError(
+                f"the weights hold NaN or infinity after step {done - 1}: lower the learning rate "
+                f"or clip gradients (--clip-grad 1). {self._last()}"
+            )
         if self.main:
             state = {name: part.state_dict() for name, part in parts.items()}
             try:
@@ -111,13 +123,21 @@ class Run:
 def stop_signals() -> Iterator[list[int]]:
     """A list that gets the signal which asks the run to stop; a second one stops at once."""
     got: list[int] = []
+    first = 0.0
 
     def note(number: int, frame: object) -> None:
-        if got:
+        nonlocal first
+        if not got:
+            first = time.monotonic()
+        # Ctrl-C under torchrun comes twice at once: from the terminal and from torchrun.
+        elif time.monotonic() - first > 1:
             raise KeyboardInterrupt
         got.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        heard = ()  # Python gives signals to the main thread alone.
+    before = {number: signal.signal(number, note) for number in heard}
     try:
         yield got
     finally:
@@ -128,6 +148,24 @@ def stop_signals() -> Iterator[list[int]]:
 def as_json(cfg: Any) -> dict[str, Any]:
     """A config as plain values."""
     return json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
+
+
+def _check_same_run(kept: Path, mine: dict[str, Any]) -> None:
+    advice = "Choose another --out, or --no-resume to replace it"
+    try:
+        theirs = json.loads(kept.read_text())
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"{kept.parent} holds a run that cannot be told apart from this one, as its config "
+            f"cannot be read: {error}. {advice}"
+        ) from error
+    differ = {
+        name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
+        for name in mine.keys() | theirs.keys()
+        if name not in _FREE and theirs.get(name) != mine.get(name)
+    }
+    if differ:
+        raise ValueError(f"{kept.parent} holds another run: {differ}. {advice}")
 
 
 def _shorten_log(path: Path, step: int) -> None:

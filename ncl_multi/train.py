@@ -7,8 +7,10 @@ the generators are seeded anew before each step.
 
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ncl_multi.batches import Batches, step_seed
+from ncl_multi.dist import total
 from ncl_multi.health import Health
 from ncl_multi.run import Run, as_json, stop_signals
 
@@ -101,13 +104,11 @@ def fit(
     accelerator = Accelerator(
         cpu=_wants_cpu(cfg.device),
         mixed_precision={"fp32": "no"}.get(cfg.precision, cfg.precision),
-        gradient_accumulation_steps=cfg.accumulate,
         log_with=None if cfg.track == "none" else cfg.track,
         project_dir=cfg.out,
         step_scheduler_with_optimizer=False,
     )
     run = Run(cfg, accelerator.is_main_process)
-    accelerator.wait_for_everyone()
     batches = Batches(loader, cfg.seed, accelerator.process_index, accelerator.num_processes)
     steps = cfg.steps if cfg.steps is not None else cfg.epochs * len(batches)
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -124,7 +125,7 @@ def fit(
         accelerator.init_trackers("ncl_multi", config=as_json(cfg))
     prepared, opt = accelerator.prepare(model, parts["optimizer"])
     annealed: list[Any] = [module for module in model.modules() if hasattr(module, "anneal")]
-    health, clock = Health(), time.perf_counter()
+    health, clock, stops = Health(), time.perf_counter(), False
     bar = tqdm(
         total=steps, initial=start, desc=cfg.out.name, unit="step", dynamic_ncols=True,
         disable=not accelerator.is_main_process,
@@ -137,21 +138,25 @@ def fit(
             for group in opt.param_groups:
                 scale = group.get("lr_scale", 1.0)
                 group["lr"] = scale * cfg.lr * lr_factor(now, steps, cfg.warmup, cfg.schedule)
-            with accelerator.accumulate(prepared):
+            done = now + 1
+            # The weights move when enough batches have had their say, and after the last one.
+            moves = done % cfg.accumulate == 0 or done == steps
+            with nullcontext() if moves else accelerator.no_sync(prepared):
                 try:
                     loss, z = step(prepared, send_to_device(batch, accelerator.device))
                 except ValueError as error:
                     raise ValueError(f"{error}\n{run.where(now, batches)}") from error
-                accelerator.backward(loss)
-                if cfg.clip_grad and accelerator.sync_gradients:
+                accelerator.backward(loss / cfg.accumulate)
+            if moves:
+                if cfg.clip_grad:
                     accelerator.clip_grad_norm_(weights, cfg.clip_grad)
                 opt.step()
                 opt.zero_grad()
-            if ema and accelerator.sync_gradients:
-                ema.update_parameters(model)
+                if ema:
+                    ema.update_parameters(model)
             health.update(loss, z)
-            done = now + 1
             bar.update()
+            stops = stops or (bool(stopped) and accelerator.num_processes == 1)
             if done % cfg.log_every == 0 or done == steps:
                 row = {"step": done} | health.report() | {"lr": opt.param_groups[0]["lr"]}
                 rows = len(z) * accelerator.num_processes * (done - start)
@@ -160,13 +165,14 @@ def fit(
                     raise ValueError(f"the loss is {row['loss']}\n{run.where(now, batches)}")
                 run.log(row, bar)
                 accelerator.log(row, step=done)
-            if accelerator.sync_gradients and (
-                done % cfg.checkpoint_every == 0 or done == steps or stopped
-            ):
+                # A signal does not reach all processes in the same step: here they agree.
+                stops = bool(total(torch.tensor(float(len(stopped)), device=loss.device)))
+            due = done - (run.saved_at or 0) >= cfg.checkpoint_every
+            if moves and (due or done == steps or stops):
                 run.save(parts, done)
-            if stopped and accelerator.sync_gradients and done < steps:
-                run.say_goodbye(done, steps)
-                raise SystemExit(128 + stopped[0])
+                if stops and done < steps:
+                    run.say_goodbye(done, steps)
+                    raise SystemExit(128 + (stopped or [signal.SIGTERM])[0])
     if cfg.track != "none":
         accelerator.end_training()
     accelerator.wait_for_everyone()
