@@ -1,5 +1,13 @@
 """Formulas on codes and labels. Each brings rows to unit length itself; tensors or csr."""
 
+from ncl_multi.metrics.disentanglement import (
+    dci,
+    mig,
+    mutual_information,
+    sap,
+    separability,
+    sepin,
+)
 from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
 from ncl_multi.metrics.readability import (
     active_dims,
@@ -28,16 +36,22 @@ __all__ = [
     "class_consistency",
     "class_entropy",
     "correlation",
+    "dci",
     "effective_rank",
     "knn_accuracy",
     "linear_probe",
     "mean_average_precision",
     "median_rank",
+    "mig",
+    "mutual_information",
     "ndcg_at_k",
     "precision_at_k",
     "readability",
     "recall_at_k",
     "retrieval",
+    "sap",
+    "separability",
+    "sepin",
     "sparsity",
     "spearman",
 ]

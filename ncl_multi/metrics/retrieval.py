@@ -156,7 +156,7 @@ class _Ranking:
 
     Each place belongs to a block of tied items. `start`, `size` and `right` are the block's first
     place, its length and its number of right items; `before` the right items of earlier blocks;
-    `gain` the block's mean gain; `ideal` the gains in the best order.
+    `gain` the block's mean gain; `ideal` the first gains of the best order.
     """
 
     start: Tensor
@@ -241,10 +241,10 @@ def _rankings(
             scores, gains = (x[other].view(len(chunk), columns - 1) for x in (scores, gains))
         answered = (gains > 0).any(1)
         if answered.any():
-            yield _rank(scores[answered], gains[answered])
+            yield _rank(scores[answered], gains[answered], most)
 
 
-def _rank(scores: Float[Tensor, "queries items"], gains: Tensor) -> _Ranking:
+def _rank(scores: Float[Tensor, "queries items"], gains: Tensor, most: int) -> _Ranking:
     scores, order = scores.mul(10**_DECIMALS).round().sort(dim=1, descending=True)
     sorted_gains = gains.gather(1, order)
     n = scores.shape[1]
@@ -269,7 +269,7 @@ def _rank(scores: Float[Tensor, "queries items"], gains: Tensor) -> _Ranking:
         right=right,
         before=before,
         gain=block_sums(sorted_gains)[1] / size,
-        ideal=gains.sort(dim=1, descending=True).values,
+        ideal=gains.topk(min(most, n), dim=1).values,
     )
 
 
