@@ -136,6 +136,8 @@ class NonNegHead(nn.Module):
     @torch.no_grad()
     def _start_alive(self, x: Tensor) -> None:
         """Scale and shift the weights so that the first batch comes out standardised."""
+        if len(x) * processes() < 2:
+            return
         mean, variance = _moments(_wide(self.out(x)))
         scale = (variance + SharedNorm.eps).rsqrt().to(self.out.weight.dtype)
         self.out.weight.mul_(scale[:, None])
@@ -151,7 +153,8 @@ class SharedNorm(nn.Module):
     on.
     """
 
-    eps = 1e-5
+    # Only against division by zero: a usual 1e-5 would swamp the variance of small inputs.
+    eps = 1e-16
     momentum = 0.1
     mean: Tensor
     variance: Tensor
@@ -204,7 +207,9 @@ def top_k(z: Float[Tensor, "n d"], k: int) -> Float[Tensor, "n d"]:
         >>> top_k(torch.tensor([[3.0, 1.0, 2.0]]), 2)
         tensor([[3., 0., 2.]])
     """
-    kept = z.abs().topk(min(k, z.shape[1]), dim=1).indices
+    if not 1 <= k <= z.shape[1]:
+        raise ValueError(f"k must lie in 1..{z.shape[1]}, the number of dimensions; got {k}")
+    kept = z.abs().topk(k, dim=1).indices
     return torch.zeros_like(z).scatter(1, kept, z.gather(1, kept))
 
 
