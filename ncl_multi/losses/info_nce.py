@@ -57,8 +57,10 @@ def info_nce(
         raise ValueError(
             f"temperature must be above 0; got {float(temperature)}. Usual values are 0.01 to 1"
         )
-    if groups is not None and len(groups) != len(za):
-        raise ValueError(f"groups must have one entry a row; got {len(groups)} for {len(za)} rows")
+    if groups is not None and groups.shape != za.shape[:1]:
+        raise ValueError(
+            f"groups must have one entry a row, shape ({len(za)},); got {tuple(groups.shape)}"
+        )
     if tile is not None and tile < 1:
         raise ValueError(
             f"tile must be at least 1; got {tile}. Leave it out to let the size decide"

@@ -35,6 +35,8 @@ def nonneg_cross_entropy(
         )
     if len(z) == 0:
         raise ValueError("cross entropy needs at least one row; got none")
+    if y.is_floating_point():
+        raise ValueError(f"labels must be whole numbers; got {y.dtype}")
     if free_to_read(y) and not _in_range(y, len(weight)):
         raise ValueError(
             f"labels must lie in 0..{len(weight) - 1}, one a row of weight; "
