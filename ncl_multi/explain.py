@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, diags_array, issparse
+from scipy.sparse import csr_array, issparse
 
 from ncl_multi.features import Features
 
@@ -162,19 +162,24 @@ def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
     """Codes in any form as sparse rows of unit length in double precision; zero rows stay zero."""
     if isinstance(code, torch.Tensor):
         code = code.detach().cpu().double().numpy()
-    z = csr_array(code if issparse(code) else np.atleast_2d(np.asarray(code)), dtype=np.float64)
+    # A copy: tidying up must not reorder the caller's own arrays.
+    z = csr_array(
+        code if issparse(code) else np.atleast_2d(np.asarray(code)), dtype=np.float64, copy=True
+    )
     if z.ndim == 1:
         z = csr_array(z.reshape(1, -1))
-    if z.nnz and not np.isfinite(z.data).all():
+    z.sum_duplicates()
+    if not np.isfinite(z.data).all():
         raise ValueError("codes hold NaN or infinity")
     if not signed and z.nnz and z.data.min() < 0:
         raise ValueError(
             f"codes must be non-negative; got {z.data.min():.4g}. Parts of signed codes cancel: "
             f"train with activation='relu'"
         )
-    z.sum_duplicates()
-    length = np.sqrt(np.asarray(z.multiply(z).sum(axis=1)).ravel())
-    return csr_array(diags_array(1 / np.where(length > 0, length, 1)) @ z)
+    row = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+    length = np.sqrt(np.bincount(row, weights=z.data**2, minlength=z.shape[0]))[row]
+    z.data /= np.where(length > 0, length, 1)
+    return z
 
 
 def _strongest(z: csr_array, count: int) -> csr_array:
