@@ -1,0 +1,249 @@
+"""A Hugging Face model as a plain encoder: items in, one vector each out."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs transformers: pip install 'ncl-multi[sentence]'") from error
+
+Pooling = Literal["mean", "cls", "last", "pooler", "own"]
+Tower = Literal["text", "image"]
+
+# Their class token is normalised in the pooled output only.
+_POOLER_MODELS = ("clip_vision_model", "siglip_vision_model")
+
+
+class Encoder(nn.Module):
+    """A Hugging Face model with its processor and a pooling: items in, one vector each out."""
+
+    def __init__(self, model: nn.Module, processor: Any, pooling: Pooling, tower: Tower):
+        super().__init__()
+        self.model, self.processor, self.pooling, self.tower = model, processor, pooling, tower
+        self.stock = hasattr(model, "preprocess") and hasattr(model, "save_pretrained")
+        self.width = self._width()
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path | nn.Module,
+        pooling: Pooling | None = None,
+        tower: Tower | None = None,
+        processor: Any = None,
+        trust_remote_code: bool = False,
+    ) -> "Encoder":
+        """Find out what `source` is, and load it."""
+        if pooling is not None and pooling not in get_args(Pooling):
+            raise ValueError(
+                f"pooling must be one of {', '.join(get_args(Pooling))}; got {pooling!r}"
+            )
+        if isinstance(source, nn.Module):
+            if hasattr(source, "preprocess"):
+                return cls(source, source, "own", "text")
+            if not hasattr(source, "config"):
+                raise ValueError(
+                    f"a loaded encoder must come from transformers or sentence-transformers; "
+                    f"got {type(source).__name__}"
+                )
+            config, model = source.config, source
+            name = str(getattr(config, "_name_or_path", ""))
+        else:
+            name, model = str(source), None
+            config = _config(name, trust_remote_code)
+        tower = _tower(config, tower, name)
+        if model is None and tower == "text" and pooling in (None, "own") and _is_stock(name):
+            stock = _sentence_transformer(name, trust_remote_code)
+            return cls(stock, stock, "own", "text")
+        if model is None:
+            model = _auto_model(config).from_pretrained(name, trust_remote_code=trust_remote_code)
+        if processor is None:
+            auto = (
+                transformers.AutoTokenizer if tower == "text" else transformers.AutoImageProcessor
+            )
+            try:
+                processor = auto.from_pretrained(name, trust_remote_code=trust_remote_code)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"no {auto.__name__[4:].lower()} found for {name or type(model).__name__}: "
+                    f"give one as processor= ({error})"
+                ) from error
+        if pooling in (None, "own"):
+            pooling = _default_pooling(config, tower)
+        return cls(model, processor, pooling, tower)
+
+    def prepare(self, items: list[Any]) -> dict[str, Tensor]:
+        """Inputs of one batch."""
+        if self.stock:
+            return {
+                name: part
+                for name, part in self.processor.preprocess(items).items()
+                if isinstance(part, Tensor)
+            }
+        if self.tower == "image":
+            return {"pixel_values": self.processor(images=items, return_tensors="pt").pixel_values}
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        limit = min(self.processor.model_max_length, most or 8192)
+        if self.processor.pad_token is None:
+            self.processor.pad_token = self.processor.eos_token
+        return dict(
+            self.processor(
+                items, padding=True, truncation=True, max_length=limit, return_tensors="pt"
+            )
+        )
+
+    def forward(self, inputs: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        if self.stock:
+            return self.model(dict(inputs))["sentence_embedding"]
+        if hasattr(self.model, "get_image_features"):
+            ours = ("pixel_values",) if self.tower == "image" else ("input_ids", "attention_mask")
+            pick = getattr(self.model, f"get_{self.tower}_features")
+            out = pick(**{name: inputs[name] for name in ours})
+            return out if isinstance(out, Tensor) else out.pooler_output
+        return pool(self.model(**inputs), inputs.get("attention_mask"), self.pooling)
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that `load` reads."""
+        self.model.save_pretrained(str(folder))  # type: ignore[operator]
+        if not self.stock:
+            self.processor.save_pretrained(str(folder))
+
+    @torch.no_grad()
+    def _width(self) -> int:
+        blank: Any = "a" if self.tower == "text" else np.zeros((64, 64, 3), dtype=np.uint8)
+        training = [module for module in self.modules() if module.training]
+        inputs = {name: part.to(self.device) for name, part in self.prepare([blank]).items()}
+        width = self.eval()(inputs).shape[1]
+        for module in training:
+            module.training = True
+        return width
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def pool(
+    out: Any, mask: Int[Tensor, "n tokens"] | None, pooling: Pooling
+) -> Float[Tensor, "n width"]:
+    """One vector a row from what a transformers model returns."""
+    h = out.last_hidden_state
+    if pooling == "pooler":
+        return out.pooler_output.flatten(1)
+    if h.ndim == 4:
+        return h.mean(dim=(2, 3))
+    if mask is None:
+        return {"cls": h[:, 0], "last": h[:, -1]}.get(pooling, h.mean(dim=1))
+    if pooling in ("cls", "last"):
+        # Padding may be on either side.
+        place = torch.arange(mask.shape[1], device=mask.device)
+        token = (mask * (place + 1 if pooling == "last" else mask.shape[1] - place)).argmax(dim=1)
+        return h[torch.arange(len(h), device=h.device), token]
+    weight = mask.unsqueeze(-1).to(h.dtype)
+    return (h * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+
+
+def checked(row: int, item: Any, tower: Tower) -> Any:
+    """The item as the processor wants it, or an error that names its row."""
+    if tower == "text":
+        if not isinstance(item, str):
+            raise ValueError(
+                f"row {row} is {type(item).__name__}, not a string; drop it or turn it into text"
+            )
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"row {row} is no valid Unicode: {error}") from error
+        return item
+    return _checked_image(row, item)
+
+
+def length(item: Any) -> int:
+    """What to sort by, so that batches need little padding."""
+    return len(item) if isinstance(item, str) else 0
+
+
+def _checked_image(row: int, item: Any) -> Any:
+    from PIL import Image
+
+    if isinstance(item, str | Path):
+        try:
+            item = Image.open(item)
+            item.load()
+        except OSError as error:
+            raise ValueError(f"row {row} is no image that can be read: {error}") from error
+    if isinstance(item, Image.Image):
+        return item.convert("RGB")
+    if not isinstance(item, np.ndarray | Tensor) or item.ndim != 3 or 3 not in item.shape:
+        got = tuple(item.shape) if hasattr(item, "shape") else type(item).__name__
+        raise ValueError(
+            f"row {row} is no image; got {got}. Give a PIL image, a file, or an array of 3 channels"
+        )
+    return item
+
+
+def _config(name: str, trust_remote_code: bool) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        what = "the folder holds no model" if Path(name).is_dir() else "no such folder, or hub name"
+        raise ValueError(f"cannot load an encoder from {name}: {what}. {error}") from error
+
+
+def _tower(config: Any, wanted: Tower | None, name: str) -> Tower:
+    """Whether a model reads text or images, from its config."""
+    if hasattr(config, "vision_config") and hasattr(config, "text_config"):
+        if wanted is None:
+            raise ValueError(
+                f"{name} has a text and an image tower: say tower='text' or tower='image'"
+            )
+        return wanted
+    reads: list[Tower] = []
+    if hasattr(config, "vocab_size"):
+        reads.append("text")
+    elif hasattr(config, "num_channels") or hasattr(config, "image_size"):
+        reads.append("image")
+    if not reads or wanted not in (None, *reads):
+        known = f"reads {reads[0]}s" if reads else "reads neither text nor images"
+        raise ValueError(f"{name} ({config.model_type}) {known}; got tower={wanted!r}")
+    return reads[0]
+
+
+def _default_pooling(config: Any, tower: Tower) -> Pooling:
+    if tower == "image":
+        return "pooler" if config.model_type in _POOLER_MODELS else "cls"
+    made_for = (getattr(config, "architectures", None) or [""])[0]
+    return "last" if made_for.endswith("ForCausalLM") else "mean"
+
+
+def _auto_model(config: Any) -> Any:
+    # Of a model that reads and writes, only the reading half is an encoder.
+    if getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForTextEncoding
+    return transformers.AutoModel
+
+
+def _is_stock(name: str) -> bool:
+    """Whether it is a sentence-transformers model, with pooling of its own."""
+    if Path(name).is_dir():
+        return (Path(name) / "modules.json").is_file()
+    found = transformers.utils.cached_file(
+        name, "modules.json", _raise_exceptions_for_missing_entries=False
+    )
+    return found is not None
+
+
+def _sentence_transformer(name: str, trust_remote_code: bool) -> nn.Module:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "a model with its own pooling needs sentence-transformers: "
+            "pip install 'ncl-multi[sentence]'"
+        ) from error
+    return SentenceTransformer(name, trust_remote_code=trust_remote_code, device="cpu")
