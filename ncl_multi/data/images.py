@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 Split = Literal["train", "test"]
 
 
+@runtime_checkable
 class Pictures(Protocol):
     """Pictures of one size: a uint8 tensor (n, channels, height, width), or files decoded when
     they are asked for. Both are indexed with a list of row numbers.
