@@ -1,0 +1,173 @@
+"""Non-negative graph contrastive learning: GRACE with codes that can be read.
+
+Example:
+    model = GraphCL(data.num_features, dims=512, density=0.05)
+    model.encode(data)  # scipy.sparse.csr_array, a unit row a node
+"""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ncl_multi.adapters.graph_data import lean, prepare
+from ncl_multi.adapters.graph_sampling import neighbor_loader
+from ncl_multi.features import to_csr
+from ncl_multi.head import SIGNED, Activation, NonNegHead
+
+try:
+    from huggingface_hub import ModelCard, PyTorchModelHubMixin
+    from torch_geometric.data import Data
+    from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
+
+View = tuple[Tensor, Tensor]
+"""Features of the nodes, dense or CSR, and the edges."""
+
+ENCODERS: dict[str, type[nn.Module]] = {"gcn": GCN, "gat": GAT, "sage": GraphSAGE, "gin": GIN}
+_TAKE_SPARSE = ("gcn", "gat")
+"""Those that begin with a linear layer; the others sum over neighbours first."""
+
+
+class GraphCL(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="ncl-multi",
+    tags=["graph", "contrastive-learning", "sparse-embeddings"],
+    paper_url="https://arxiv.org/abs/2403.12459",
+):
+    """A graph encoder with a non-negative head.
+
+    Args:
+        in_dim: Features of a node.
+        dims: Number of non-negative dimensions.
+        encoder: `gcn`, `gat`, `sage` or `gin`, two layers of widths 2 * hidden_dim and hidden_dim;
+            or a module of your own, called as `encoder(x, edge_index)`. `from_pretrained` must then
+            be given such a module again.
+        hidden_dim: Width of the encoder's output.
+        encoder_activation: Any name PyG knows, such as `relu` or `prelu`; after both layers.
+        activation: See `NonNegHead`; `none` is the signed twin, GRACE.
+        density: See `NonNegHead`.
+        k: See `NonNegHead`.
+        directed: Leave edges as they are, rather than making them run both ways.
+
+    Example:
+        >>> x, edges = torch.rand(5, 8), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+        >>> codes = GraphCL(8, dims=16, hidden_dim=4).encode(Data(x=x, edge_index=edges))
+        >>> codes.shape, bool(codes.min() >= 0)
+        ((5, 16), True)
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        dims: int = 512,
+        *,
+        encoder: str | nn.Module = "gcn",
+        hidden_dim: int = 256,
+        encoder_activation: str = "relu",
+        activation: Activation = "relu",
+        density: float | None = None,
+        k: int | None = None,
+        directed: bool = False,
+    ):
+        super().__init__()
+        if isinstance(encoder, str) and encoder not in ENCODERS:
+            raise ValueError(
+                f"encoder must be one of {', '.join(ENCODERS)}, or a module; got {encoder!r}"
+            )
+        for name, size in {"in_dim": in_dim, "hidden_dim": hidden_dim}.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1; got {size}")
+        self.in_dim, self.directed = in_dim, directed
+        self.takes_sparse = encoder in _TAKE_SPARSE if isinstance(encoder, str) else False
+        self.own = not isinstance(encoder, str)
+        self.encoder: Any = encoder
+        if isinstance(encoder, str):
+            self.encoder = ENCODERS[encoder](
+                in_dim, 2 * hidden_dim, 2, hidden_dim, act=encoder_activation
+            )
+        self.head = NonNegHead(hidden_dim, dims, activation=activation, density=density, k=k)
+
+    def forward(
+        self, *views: View, rows: Int[Tensor, " n"] | None = None
+    ) -> tuple[Float[Tensor, "n d"], ...]:
+        """Codes of every view, of all nodes or of those numbered in `rows`.
+
+        All views in one call, since DDP counts calls. Each is normalised by itself.
+        """
+        encoded = [self._encode(*view) for view in views]
+        return tuple(self.head(h if rows is None else h[rows]) for h in encoded)
+
+    @torch.no_grad()
+    def encode(
+        self,
+        data: Data,
+        *,
+        output: Literal["head", "encoder"] = "head",
+        dense: bool = False,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Unit rows, one a node, as `scipy.sparse.csr_array`, or as a tensor if `dense`.
+
+        `output="encoder"` gives what comes before the head: signed or dense, best for a
+        classifier. `batch_size` nodes at a time, each with its whole neighbourhood, give the same
+        for a graph that does not fit (encoders of your own: up to two layers).
+        """
+        if output not in ("head", "encoder"):
+            raise ValueError(f"output must be head or encoder; got {output!r}")
+        data = prepare(data, directed=self.directed)
+        if data.num_features != self.in_dim:
+            raise ValueError(
+                f"this model takes {self.in_dim} features a node; got {data.num_features}"
+            )
+        training, device = self.training, self.head.out.weight.device
+        self.eval()
+        try:
+            if batch_size is None:
+                h = self._encode(self.features(data).to(device), data.edge_index.to(device))
+            else:
+                # One hop beyond the two layers: GCN weighs a neighbour by all of its edges.
+                around = neighbor_loader(data, [-1, -1, -1])
+                nodes = torch.arange(len(data.x)).split(batch_size)
+                h = torch.cat([self._of_batch(around(some), device) for some in nodes])
+            z = self.head(h) if output == "head" else h
+        finally:
+            self.train(training)
+        return nn.functional.normalize(z.float(), dim=1) if dense else to_csr(z)
+
+    def features(self, data: Data) -> Tensor:
+        """The nodes' features, sparse where that is faster for this encoder."""
+        return lean(data.x) if self.takes_sparse else data.x
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card that goes with the weights."""
+        kind = "Signed" if self.head.activation in SIGNED else "Non-negative"
+        return ModelCard(
+            f"---\n{self._hub_mixin_info.model_card_data.to_yaml()}\n---\n\n"
+            f"# {kind} graph codes\n\n{self.in_dim} features a node in, {self.head.out_dim} "
+            f"dimensions out ({self.head.extra_repr()}).\n\n"
+            "```python\nfrom ncl_multi.adapters.graph import GraphCL\n\n"
+            'model = GraphCL.from_pretrained("<this repository>")\n'
+            "codes = model.encode(data)  # a PyG Data object in, scipy.sparse.csr_array out\n```\n"
+        )
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> "GraphCL":
+        try:
+            return super()._from_pretrained(model_id=model_id, **options | {"strict": True})
+        except RuntimeError as error:
+            raise ValueError(
+                f"the weights in {model_id} do not fit: {error}. A model trained with an encoder "
+                f"of your own needs from_pretrained(..., encoder=<that module>)"
+            ) from error
+
+    def _encode(self, x: Tensor, edge_index: Tensor) -> Float[Tensor, "nodes h"]:
+        h = self.encoder(x, edge_index)
+        return h if self.own else self.encoder.act(h)
+
+    def _of_batch(self, batch: Data, device: torch.device) -> Tensor:
+        h = self._encode(batch.x.to(device), batch.edge_index.to(device))
+        return h[: batch.batch_size]
