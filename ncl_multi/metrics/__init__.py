@@ -16,6 +16,7 @@ from ncl_multi.metrics.readability import (
     class_entropy,
     correlation,
     effective_rank,
+    interpretability,
     readability,
     sparsity,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "correlation",
     "dci",
     "effective_rank",
+    "interpretability",
     "knn_accuracy",
     "linear_probe",
     "mean_average_precision",

@@ -67,6 +67,13 @@ def active_counts(z: Codes, y: Tensor | None = None) -> Float[np.ndarray, "class
     return counts.cpu().numpy()
 
 
+def rows_active(z: Codes) -> Int[np.ndarray, " n"]:
+    """How many dimensions are active in each of these unit rows."""
+    if isinstance(z, Tensor):
+        return (z.abs() > ACTIVE).sum(1).cpu().numpy()
+    return np.bincount(_row_of(z)[np.abs(z.data) > ACTIVE], minlength=z.shape[0])
+
+
 def gram(z: Codes) -> Float[Tensor, "d d"]:
     """Products of all pairs of dimensions, summed in float64."""
     n, d = z.shape

@@ -104,16 +104,37 @@ def readability(z: Codes, y: Labels | None = None) -> dict[str, float]:
         >>> readability(torch.eye(4), torch.tensor([0, 0, 1, 1]))["class_consistency"]
         1.0
     """
+    return _figures(z, y)[0]
+
+
+def interpretability(z: Codes, y: Labels | None = None) -> dict[str, float]:
+    """`readability`, the entropy of classes and the effective rank, in one pass over the codes.
+
+    Example:
+        >>> found = interpretability(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+        >>> found["class_entropy"], round(found["effective_rank"], 4)
+        (0.0, 4.0)
+    """
+    row, counts, products = _figures(z, y)
+    if y is not None:
+        row["class_entropy"] = _entropy(counts)
+    return row | {"effective_rank": _effective_rank(products)}
+
+
+def _figures(z: Codes, y: Labels | None) -> tuple[dict[str, float], np.ndarray, Tensor]:
+    """The row of `readability`, and the counts and products it came from."""
     z = unit_rows(z)
     counts = active_counts(z, None if y is None else check_labels(y, z))
-    lives = counts.sum(axis=0) > 0
+    lives, products = counts.sum(axis=0) > 0, gram(z)
     row = {
         "sparsity": float(1 - counts.sum() / z.shape[0] / z.shape[1]),
         "active_dims": float(counts.sum() / z.shape[0]),
         "alive": float(lives.mean()),
-        "correlation": _correlation(gram(z), lives),
+        "correlation": _correlation(products, lives),
     }
-    return row if y is None else row | {"class_consistency": _consistency(counts)}
+    if y is not None:
+        row["class_consistency"] = _consistency(counts)
+    return row, counts, products
 
 
 def _shares(counts: Float[np.ndarray, "classes d"]) -> Float[np.ndarray, "classes alive"]:

@@ -1,0 +1,84 @@
+"""Does a dimension hold something of its own? SEPIN@k; with known factors also MIG, SAP and DCI.
+
+Usage:
+    python evals/disentangle.py runs/vision_ncl/features/test.safetensors
+    python evals/disentangle.py view_a.safetensors --other-view view_b.safetensors
+
+SEPIN is given in both conventions, `renormalised` and `fixed`; see DESIGN.md. Files whose labels
+are a table, one column a factor, get the measures that need factors; `evals/claims.py sprites`
+writes such files from its own generator of the dSprites kind.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ncl_multi.features import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """SEPIN@k of a Features file, and MIG, SAP and DCI if its factors are known."""
+
+    features: tyro.conf.Positional[tuple[Path, ...]]
+    """Files written by a recipe; several are put side by side."""
+    other_view: Path | None = None
+    """Features of another view of the same items, for one file: a row must find its partner."""
+    ks: tuple[int, ...] = (1, 10, 100)
+    """Numbers of best dimensions to average over; `all` is always given."""
+    rows: int = 10_000
+    """Most rows to look at."""
+    temperature: float = 0.2
+    """Temperature of InfoNCE."""
+    batch: int = 256
+    """Rows in the running; InfoNCE cannot tell more than its logarithm."""
+    seed: int = 0
+    """Seed of the batches and the forests."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def evaluate(features: Features, other: Features | None, cfg: Config) -> dict[str, Any]:
+    """Return one row of the report."""
+    from ncl_multi.metrics import dci, mig, sap, sepin
+
+    z = features.z[: cfg.rows]
+    zb = None if other is None else other.z[: cfg.rows]
+    row: dict[str, Any] = {"rows": int(z.shape[0]), "dims": features.dims}
+    for convention in ("renormalised", "fixed"):
+        found = sepin(
+            z, zb, convention=convention, ks=cfg.ks, temperature=cfg.temperature,
+            batch=cfg.batch, seed=cfg.seed,
+        )  # fmt: skip
+        row |= {f"sepin@{k} {convention}": score for k, score in found.items()}
+    if features.y is not None and features.y.ndim == 2:
+        factors = features.y[: cfg.rows]
+        row |= {"mig": mig(z, factors), "sap": sap(z, factors)}
+        row |= dci(z, factors, seed=cfg.seed)
+    return row
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import table, write_json
+
+    if not cfg.features or (cfg.other_view is not None and len(cfg.features) != 1):
+        raise ValueError(
+            f"give at least one file, and exactly one with --other-view; got {len(cfg.features)}"
+        )
+    other = None if cfg.other_view is None else Features.load(cfg.other_view)
+    files = {str(path): Features.load(path) for path in cfg.features}
+    rows = {name: evaluate(features, other, cfg) for name, features in files.items()}
+    table(f"Own information, in nats (temperature {cfg.temperature}, {cfg.batch} rivals)", rows)
+    for name, row in rows.items():
+        about = {key: value for key, value in files[name].about.items() if key != "classes"}
+        rows[name] = about | {"temperature": cfg.temperature, "batch": cfg.batch} | row
+        print(json.dumps(rows[name], default=str))
+    if cfg.out is not None:
+        write_json(cfg.out, rows)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,112 @@
+"""Does search by cosine find the right items, and how many active dimensions does it take?
+
+Usage:
+    python evals/retrieve.py test.safetensors                        # same label: right
+    python evals/retrieve.py text.safetensors image.safetensors      # row i answers query i
+    python evals/retrieve.py queries.safetensors documents.safetensors --judgements right.tsv
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from ncl_multi.features import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """Precision@k, recall@k, nDCG@k and mAP of Features files."""
+
+    queries: tyro.conf.Positional[Path]
+    """Features of the queries."""
+    items: tyro.conf.Positional[Path | None] = None
+    """Features of what is searched; none to search the queries among themselves."""
+    right: Literal["row", "label"] | None = None
+    """With two files: row i answers query i, or items of the query's label do. One file: label."""
+    judgements: Path | None = None
+    """Tab separated lines of query row, item row (from 0), gain; instead of `right`."""
+    ks: tuple[int, ...] = (1, 5, 10)
+    """Depths of the ranking."""
+    active: tuple[int, ...] = ()
+    """Also keep only this many of the largest entries of every row."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def evaluate(
+    queries: Features,
+    items: Features | None,
+    relevant: Any = None,
+    *,
+    ks: tuple[int, ...] = (1, 5, 10),
+    active: tuple[int, ...] = (),
+) -> dict[str, dict[str, float]]:
+    """One row with all dimensions, and one for each number of entries kept."""
+    from ncl_multi.features import to_csr
+    from ncl_multi.head import top_k
+    from ncl_multi.metrics import active_dims, retrieval
+
+    rows = {}
+    for keep in (None, *active):
+        kept = [
+            features if features is None or keep is None else to_csr(top_k(features.dense(), keep))
+            for features in (queries, items)
+        ]
+        codes = [part.z if isinstance(part, Features) else part for part in kept]
+        found = {"active_dims": active_dims(codes[0])} | retrieval(*codes, relevant, ks=ks)
+        rows["all" if keep is None else str(keep)] = found
+    return rows
+
+
+def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
+    """What is right, as `ncl_multi.metrics.retrieval` takes it."""
+    import numpy as np
+    from scipy.sparse import csr_array
+
+    if cfg.judgements is not None:
+        shape = (len(queries), len(queries if items is None else items))
+        lines = np.loadtxt(cfg.judgements, delimiter="\t", ndmin=2)
+        if lines.shape[1] != 3:
+            raise ValueError(
+                f"{cfg.judgements} must hold query row, item row and gain on each line; got "
+                f"{lines.shape[1]} columns"
+            )
+        query, item = lines[:, :2].astype(int).T
+        if (
+            (query < 0).any()
+            or (item < 0).any()
+            or query.max() >= shape[0]
+            or item.max() >= shape[1]
+        ):
+            raise ValueError(f"{cfg.judgements} names rows beyond the {shape} there are")
+        return csr_array((np.maximum(lines[:, 2], 0), (query, item)), shape=shape)
+    if items is not None and cfg.right != "label":
+        return None
+    sides = [queries] if items is None else [queries, items]
+    if any(side.y is None or side.y.ndim != 1 for side in sides):
+        raise ValueError(
+            "search by label needs one label a row in each file; at least one file has none. "
+            "Give --judgements, or two files with --right row"
+        )
+    return queries.y if items is None else (queries.y, items.y)
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import table, write_json
+
+    queries = Features.load(cfg.queries)
+    items = None if cfg.items is None else Features.load(cfg.items)
+    rows = evaluate(queries, items, relevance(cfg, queries, items), ks=cfg.ks, active=cfg.active)
+    table(f"Search: {cfg.queries} in {cfg.items or 'itself'}, by entries kept", rows)
+    about = {name: value for name, value in queries.about.items() if name != "classes"}
+    whole = about | {"queries_file": str(cfg.queries), "items_file": str(cfg.items), "kept": rows}
+    print(json.dumps(whole, default=str))
+    if cfg.out is not None:
+        write_json(cfg.out, whole)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
