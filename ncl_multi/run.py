@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class Run:
         if not found:
             return 0
         try:
-            state = torch.load(self.checkpoint, map_location=device, weights_only=True)
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(
                 f"{self.checkpoint} cannot be read: {error}. Remove it, or use --no-resume"
@@ -90,7 +90,7 @@ class Run:
                 raise OSError(f"could not save step {done}: {error}. {self._last()}") from error
         self.saved_at = done
 
-    def log(self, row: dict[str, float], bar: "tqdm") -> None:
+    def log(self, row: Mapping[str, float | int], bar: "tqdm") -> None:
         if self.main:
             with (self.cfg.out / "train.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
