@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ncl_multi.dist import processes, total
+from ncl_multi.dist import processes, rank, total
 
 ACTIVE = 1e-5
 """An entry of a unit row counts as active above this size."""
@@ -32,25 +32,24 @@ class Health:
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
-        self._chance_in_a_row = 0
+        self._steps_at_chance = 0
+        self._rows_watched = 0.0
+        self._never_fired: set[int] = set()
         self._fired: Tensor | None = None
-        self._clear()
+        self._steps = self._rows = 0
 
     @torch.no_grad()
     def update(self, loss: Tensor, z: Tensor) -> None:
         """Take in one step: its loss and its codes, this process's rows of any one view."""
         z = z.detach().float()
+        if self._fired is None or len(self._fired) != z.shape[1]:
+            self._start(z)
         # Definitions are on unit rows; comparing to the length avoids making them.
         active = z.abs() > ACTIVE * z.norm(dim=1, keepdim=True)
-        if self._fired is None or len(self._fired) != z.shape[1]:
-            self._clear()
-            self._fired = torch.zeros(z.shape[1], device=z.device)
-            self._sums = torch.zeros(5, device=z.device, dtype=torch.float64)
-        self._fired += active.sum(dim=0)
         per_row = active.sum(dim=1)
-        step = [loss.detach(), per_row.sum(), (per_row == 0).sum(), per_row.new_tensor(len(z))]
-        self._sums[:4] += torch.stack([x.double() for x in step])
-        self._sums[4] += 1
+        self._fired += active.sum(dim=0)
+        self._sums += torch.stack([loss.detach().double(), per_row.sum(), (per_row == 0).sum()])
+        self._steps, self._rows = self._steps + 1, self._rows + len(z)
         self._rows_a_step = len(z) * processes()
 
     def report(self) -> dict[str, float]:
@@ -60,45 +59,52 @@ class Health:
         if self._fired is None:
             raise ValueError("nothing to report: call update(loss, z) in the training step first")
         counts = total(torch.cat([self._sums, self._fired.double()])).tolist()
-        loss, active, empty, rows, steps = counts[:5]
-        fired = counts[5:]
+        loss, active, empty = counts[:3]
+        rows = self._rows * processes()
+        silent = {dim for dim, count in enumerate(counts[3:]) if count == 0}
         found = {
-            "loss": loss / steps,
+            "loss": loss / (self._steps * processes()),
             "active": active / rows,
-            "alive": sum(count > 0 for count in fired) / len(fired),
+            "alive": 1 - len(silent) / len(self._fired),
             "empty_rows": empty / rows,
         }
-        self._warn(found, steps / processes())
-        self._clear()
+        self._never_fired = self._never_fired & silent if self._rows_watched else silent
+        self._rows_watched += rows
+        self._warn(found, len(self._fired))
+        self._fired = None
         return found
 
-    def _clear(self) -> None:
-        self._fired = None
-        self._sums = torch.zeros(5, dtype=torch.float64)
+    def _start(self, z: Tensor) -> None:
+        self._fired = torch.zeros(z.shape[1], device=z.device)
+        self._sums = torch.zeros(3, device=z.device, dtype=torch.float64)
+        self._steps = self._rows = 0
 
-    def _warn(self, found: dict[str, float], steps: float) -> None:
+    def _warn(self, found: dict[str, float], dims: int) -> None:
         n = self._rows_a_step
         at_chance = any(abs(found["loss"] - math.log(m)) < 1e-3 for m in (n, 2 * n - 1))
-        self._chance_in_a_row = self._chance_in_a_row + int(steps) if at_chance else 0
+        self._steps_at_chance = self._steps_at_chance + self._steps if at_chance else 0
         if not math.isfinite(found["loss"]):
             self._say(
                 "nan",
                 f"the loss is {found['loss']}: lower the learning rate, clip gradients "
                 f"(--clip-grad 1), or train in fp32",
             )
-        if self._chance_in_a_row >= 20:
+        if self._steps_at_chance >= 20:
             self._say(
                 "collapse",
                 f"the loss sits at chance, {found['loss']:.4f} for {n} rows: every row looks "
                 f"alike. Use batch_norm=True in the head, a lower rate or a longer warm-up",
             )
-        if found["alive"] < 0.5 and steps * n >= 1000:
-            self._say(
-                "dead",
-                f"{1 - found['alive']:.0%} of dimensions never fired in {steps * n:.0f} rows: "
-                f"use batch_norm=True or density=0.1 in the head, activation='rep_relu', or fewer "
-                f"dimensions",
-            )
+        if self._rows_watched >= 1000:
+            dead = len(self._never_fired) / dims
+            if dead > 0.5:
+                self._say(
+                    "dead",
+                    f"{dead:.0%} of dimensions never fired in {self._rows_watched:.0f} rows: use "
+                    f"batch_norm=True or density=0.1 in the head, activation='rep_relu', or fewer "
+                    f"dimensions",
+                )
+            self._rows_watched = 0.0
         if found["empty_rows"] > 0.05:
             self._say(
                 "empty",
@@ -107,6 +113,6 @@ class Health:
             )
 
     def _say(self, cause: str, words: str) -> None:
-        if cause not in self._warned:
+        if cause not in self._warned and rank() == 0:
             self._warned.add(cause)
             warnings.warn(words, HealthWarning, stacklevel=4)
