@@ -132,7 +132,7 @@ def train_and_judge(cfg: Config, train, test) -> dict[str, float] | None:
     from ncl_multi.adapters.views import Views
     from ncl_multi.adapters.vision import NonNegVision, lars
     from ncl_multi.adapters.vision_report import write_report
-    from ncl_multi.data.images import whole
+    from ncl_multi.data.pictures import whole
 
     torch.manual_seed(cfg.seed)
     model = NonNegVision(

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from ncl_multi.adapters.vision import NonNegVision
-from ncl_multi.data.images import ImageSet
+from ncl_multi.data.pictures import ImageSet
 from ncl_multi.features import Features
 from ncl_multi.metrics import knn_accuracy, linear_probe, readability
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ncl_multi.data.flickr import flickr8k
     from ncl_multi.data.graphs import planetoid
     from ncl_multi.data.handwritten import digits
-    from ncl_multi.data.images import ImageSet, images
     from ncl_multi.data.nli import snli
+    from ncl_multi.data.pictures import ImageSet, images
     from ncl_multi.data.sts import stsb
     from ncl_multi.data.towers import efficientnet_lite0, minilm, wordllama
     from ncl_multi.data.trec import cranfield
 
 _WHERE = {
-    "ImageSet": "images",
+    "ImageSet": "pictures",
     "cifar10": "cifar",
     "cranfield": "trec",
     "digits": "handwritten",
@@ -31,7 +31,7 @@ _WHERE = {
     "emoji": "emojis",
     "fashion_mnist": "fashion",
     "flickr8k": "flickr",
-    "images": "images",
+    "images": "pictures",
     "minilm": "towers",
     "planetoid": "graphs",
     "snli": "nli",

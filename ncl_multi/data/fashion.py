@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ncl_multi.data.fetch import Package, fetch, say, user_data, verify
-from ncl_multi.data.images import ImageSet, Split, known_split
+from ncl_multi.data.pictures import ImageSet, Split, known_split
 
 PACKAGE = Package(
     "dataset-fashion-mnist",
@@ -17,6 +17,7 @@ PACKAGE = Package(
     "deb",
     "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
     "sha256:39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+    30_900_652,
 )
 CLASSES = [
     "T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"

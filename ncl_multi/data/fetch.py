@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,8 +23,8 @@ _SILENT_PIP = Path(__file__).with_name("pip_without_builds.py")
 class Package:
     """A published archive whose bytes are known.
 
-    `sha` is `sha256:<hex>` or npm's `sha512-<base64>`. `options` are passed to the client, for a
-    wheel made for another Python than ours.
+    `sha` is `sha256:<hex>` or npm's `sha512-<base64>`, `size` is in bytes. `options` are passed to
+    the client, for a wheel made for another Python than ours.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Package:
     kind: Literal["wheel", "sdist", "npm", "deb"]
     archive: str
     sha: str
+    size: int
     options: Sequence[str] = ()
 
 
@@ -107,43 +110,77 @@ def say(words: str) -> None:
 
 
 def _download(package: Package, folder: Path) -> Path:
+    """Ask the client for the archive, in a folder of its own that is thrown away if it fails."""
     client = {"npm": "npm", "deb": "apt-get"}.get(package.kind, "pip")
-    spec = f"{package.name}=={package.version}"
-    if client == "npm":
-        spec = f"{package.name}@{package.version}"
-        command = ["npm", "pack", spec, "--ignore-scripts"]
-    elif client == "apt-get":
-        spec = f"{package.name}={package.version}"
-        command = ["apt-get", "download", spec]
-    else:
-        wanted = folder / "wanted.txt"
-        wanted.write_text(f"{spec} --hash={package.sha}\n")
-        command = [
-            sys.executable, str(_SILENT_PIP), str(folder / "archive"), "download",
-            "--no-deps", "--require-hashes", "--disable-pip-version-check",
-            "--only-binary" if package.kind == "wheel" else "--no-binary", ":all:",
-            "--dest", str(folder / "archive"), "-r", str(wanted), *package.options,
-        ]  # fmt: skip
-    say(f"fetching {package.name} {package.version} with {client}")
-    (folder / "archive").mkdir()
     if client != "pip" and shutil.which(client) is None:
         raise FileNotFoundError(
             f"{package.name} {package.version} comes through {client}, which is not installed "
             f"here. Install it, or put {package.archive} into a folder and name it in NCL_DATA"
         )
-    environment = os.environ | {"TMPDIR": str(folder), "PIP_RESUME_RETRIES": "5"}
-    done = subprocess.run(
-        command, cwd=folder / "archive", env=environment, stdout=sys.stderr.fileno(), check=False
-    )
-    found = [path for path in (folder / "archive").iterdir() if path.is_file()]
-    if done.returncode or len(found) != 1:
+    target = folder / "archive"
+    target.mkdir()
+    say(f"fetching {package.name} {package.version} with {client}")
+    code = _run(_command(package, client, folder), folder, package.size)
+    found = [path for path in target.iterdir() if path.is_file()]
+    if code or len(found) != 1:
         free = shutil.disk_usage(folder).free / 2**20
         raise OSError(
-            f"{client} could not fetch {spec} (exit code {done.returncode}; its own words are "
-            f"above). {free:.0f} MB are free in {folder.parent}. Try again, set NCL_CACHE to a "
-            f"larger disk, or put {package.archive} into a folder and name it in NCL_DATA"
+            f"{client} could not fetch {package.name} {package.version} (exit code {code}; its own "
+            f"words are above). {free:.0f} MB are free in {folder.parent}. Try again, set "
+            f"NCL_CACHE to a larger disk, or put {package.archive} into a folder and name it in "
+            f"NCL_DATA"
         )
     return found[0]
+
+
+def _command(package: Package, client: str, folder: Path) -> list[str]:
+    if client == "npm":
+        # A cache of its own, so that the bar below can see how far the download is.
+        quiet = ["--ignore-scripts", "--loglevel=error", f"--cache={folder / 'npm'}"]
+        return ["npm", "pack", f"{package.name}@{package.version}", *quiet]
+    if client == "apt-get":
+        quiet = ["-qq", "-o", "APT::Sandbox::User=root"]
+        return ["apt-get", *quiet, "download", f"{package.name}={package.version}"]
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{package.name}=={package.version} --hash={package.sha}\n")
+    return [
+        sys.executable, str(_SILENT_PIP), str(folder / "archive"), "download", "-q",
+        "--no-deps", "--require-hashes", "--disable-pip-version-check", "--progress-bar", "off",
+        "--only-binary" if package.kind == "wheel" else "--no-binary", ":all:",
+        "--dest", str(folder / "archive"), "-r", str(wanted), *package.options,
+    ]  # fmt: skip
+
+
+def _run(command: list[str], folder: Path, size: int) -> int:
+    """Run a client with a bar that shows how much has arrived, and return its exit code."""
+    from tqdm.auto import tqdm
+
+    environment = os.environ | {"TMPDIR": str(folder), "PIP_RESUME_RETRIES": "5"}
+    bar = tqdm(total=size, unit="B", unit_scale=True, leave=False)
+    with (
+        bar,
+        subprocess.Popen(
+            command, cwd=folder / "archive", env=environment, stdout=subprocess.DEVNULL
+        ) as client,
+    ):
+        try:
+            while client.poll() is None:
+                time.sleep(0.1)
+                bar.update(min(_size(folder), size) - bar.n)
+        except BaseException:
+            client.kill()
+            raise
+        return client.returncode
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the largest file: clients keep copies, and the archive is the largest they have."""
+    sizes = [0]
+    for path in folder.rglob("*"):
+        # A client may remove a file between the listing and the look at it.
+        with suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
 
 
 def _hash(file, name: str):

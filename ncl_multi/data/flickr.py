@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ncl_multi.data.fetch import say, user_data
 from ncl_multi.data.folders import Image, on_white, square
-from ncl_multi.data.images import known_split
 from ncl_multi.data.members import tar_files
+from ncl_multi.data.pictures import known_split
 
 
 @dataclass(frozen=True)

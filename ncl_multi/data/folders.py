@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncl_multi.data.images import ImageSet, Split, known_split
+from ncl_multi.data.pictures import ImageSet, Split, known_split
 
 try:
     import numpy as np

