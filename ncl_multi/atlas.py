@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ncl_multi.atlas_tables import NEAREST, NONE, REASONS, SHOWN, TOP, tables
 from ncl_multi.atomic import atomic
 from ncl_multi.explain import name_dimensions
 from ncl_multi.features import Features
-from ncl_multi.health import ACTIVE
 
 try:
     from PIL import Image, UnidentifiedImageError
@@ -38,9 +38,6 @@ MOST_ITEMS = 10_000
 LARGEST = 14_500_000
 """Bytes of a page; pictures that do not fit are left out, those no card shows first."""
 
-_TOP, _SHOWN, _NEAREST, _REASONS = 12, 16, 6, 4
-# Numbers travel as 16 bits: `_NONE` for an empty place, `_UNIT` for one.
-_NONE, _UNIT = 65535, 32767
 _SPLITS = ("test", "validation", "val", "dev")
 
 
@@ -99,10 +96,8 @@ def _chosen(folder: Path) -> dict[str, Features]:
     widths = {name: features.dims for name, features in sides.values()}
     if len(set(widths.values())) > 1:
         raise ValueError(f"sides shown together must have the same width; got {widths}")
-    if max(widths.values()) >= _NONE:
-        raise ValueError(
-            f"a page holds at most {_NONE - 1} dimensions; got {widths}: shorten first"
-        )
+    if max(widths.values()) >= NONE:
+        raise ValueError(f"a page holds at most {NONE - 1} dimensions; got {widths}: shorten first")
     return dict(sides.values())
 
 
@@ -151,10 +146,10 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
     arrays: dict[str, np.ndarray] = {"side": side_of.astype("u1")}
     if classes:
         arrays["labels"] = labels
-    per_side = _NEAREST if len(sides) == 1 else 4
+    per_side = NEAREST if len(sides) == 1 else 4
     facts = []
     for number, space in enumerate(spaces):
-        found, fact = _tables(space, side_of, labels if classes else None, per_side)
+        found, fact = tables(space.z, side_of, labels if classes else None, per_side)
         arrays |= {f"{number}.{name}": array for name, array in found.items()}
         facts.append(fact)
     items = [_text(side, row) for side in sides for row in range(len(side))]
@@ -163,10 +158,10 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
         "sides": [str(side.about.get("side") or "") for side in sides],
         "classes": classes or None,
         "items": items,
-        "top": _TOP,
-        "shown": _SHOWN,
+        "top": TOP,
+        "shown": SHOWN,
         "nearest": per_side * len(sides),
-        "reasons": _REASONS,
+        "reasons": REASONS,
         "spaces": [
             {"title": space.title, "names": space.names, "facts": fact}
             for space, fact in zip(spaces, facts, strict=True)
@@ -184,12 +179,12 @@ def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
     per_side = [
         side.y.long().numpy()
         if side.y is not None and side.y.ndim == 1 and not side.y.is_floating_point()
-        else np.full(len(side), _NONE)
+        else np.full(len(side), NONE)
         for side in sides
     ]
     labels = np.concatenate(per_side)
-    labels = np.where((labels < 0) | (labels >= _NONE), _NONE, labels).astype("u2")
-    known = labels[labels != _NONE]
+    labels = np.where((labels < 0) | (labels >= NONE), NONE, labels).astype("u2")
+    known = labels[labels != NONE]
     if not len(known):
         return labels, []
     names = [str(name) for name in sides[0].about.get("classes") or ()]
@@ -207,98 +202,12 @@ def _describe(about: dict[str, Any], shown: int, total: int) -> str:
     return " · ".join([*told, f"{shown:,} items" + (f" of {total:,}" if shown < total else "")])
 
 
-def _tables(
-    space: _Space, side_of: np.ndarray, labels: np.ndarray | None, per_side: int
-) -> tuple[dict[str, np.ndarray], list[tuple[str, str]]]:
-    """Everything the page shows of one space, and the line of figures on top."""
-    z, side = space.z, torch.from_numpy(side_of)
-    active = z.abs() > ACTIVE
-    fires = active.float().mean(dim=0)
-    top = [_best(z.T.masked_fill(side != n, 0), _TOP) for n in range(int(side.max()) + 1)]
-    tables = {
-        "fires": fires.numpy().astype("f4"),
-        "mean": z.mean(dim=0).numpy().astype("f4"),
-        "active": active.sum(dim=1).numpy().astype("u2"),
-        "topItems": _places(torch.cat([items for items, _ in top], dim=1)),
-        "topValues": _shares(torch.cat([values for _, values in top], dim=1)),
-        **_strongest(z, "item", _SHOWN),
-        **_neighbours(z, side, per_side),
-    }
-    alive = fires > 0
-    facts = [
-        ("dimensions", f"{z.shape[1]:,}"),
-        ("alive", f"{alive.float().mean():.0%}"),
-        ("active an item", f"{active.sum(dim=1).float().mean():.1f}"),
-        ("zeros", f"{1 - active.float().mean():.1%}"),
-    ]
-    counts = torch.zeros(z.shape[1], 3)
-    tables["classIds"] = np.full((z.shape[1], 3), _NONE, "u2")
-    if labels is not None:
-        known = torch.from_numpy(labels.astype(np.int64))
-        rows = known != _NONE
-        one_hot = F.one_hot(known[rows]).float()
-        share = active[rows].float().T @ one_hot
-        share /= share.sum(dim=1, keepdim=True).clamp(min=1)
-        counts, ids = F.pad(share, (0, max(0, 3 - share.shape[1]))).topk(3, dim=1)
-        tables["classIds"] = _places(ids.masked_fill(counts == 0, _NONE))
-        facts.append(("class consistency", f"{counts[alive, 0].mean():.2f}"))
-    tables["classShares"] = _shares(counts)
-    return tables, facts
-
-
-def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places and values of the largest positive entries of each row."""
-    values, places = scores.topk(min(count, scores.shape[1]), dim=1)
-    values, places = (F.pad(x, (0, count - x.shape[1])) for x in (values, places))
-    return places.masked_fill(values <= 0, _NONE), values
-
-
-def _strongest(parts: Tensor, name: str, count: int) -> dict[str, np.ndarray]:
-    """The largest entries of each row by size, as two arrays of 16 bits."""
-    count_here = min(count, parts.shape[1])
-    dims = parts.abs().topk(count_here, dim=1).indices
-    values = parts.gather(1, dims)
-    dims, values = (F.pad(x, (0, count - count_here)) for x in (dims, values))
-    what = "Values" if name == "item" else "Shares"
-    return {
-        f"{name}Dims": _places(dims.masked_fill(values.abs() <= ACTIVE**2, _NONE)),
-        f"{name}{what}": _shares(values),
-    }
-
-
-def _neighbours(z: Tensor, side: Tensor, per_side: int) -> dict[str, np.ndarray]:
-    """The nearest items of every item on each side, and the dimensions that brought them there."""
-    blocks = []
-    rows = torch.arange(len(z))
-    for block in tqdm(rows.split(256), desc="nearest items", leave=False, disable=len(z) < 2000):
-        similarity = z[block] @ z.T
-        similarity[torch.arange(len(block)), block] = 0
-        found = [
-            _best(similarity.masked_fill(side != n, 0), per_side)
-            for n in range(int(side.max()) + 1)
-        ]
-        near, scores = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-        partner = z[near.masked_fill(near == _NONE, 0)]
-        parts = (z[block, None] * partner).masked_fill((near == _NONE)[..., None], 0)
-        reasons = _strongest(parts.flatten(0, 1), "reason", _REASONS)
-        blocks.append({"near": _places(near), "scores": _shares(scores), **reasons})
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-
-
-def _places(numbers: Tensor) -> np.ndarray:
-    return numbers.numpy().astype("u2")
-
-
-def _shares(values: Tensor) -> np.ndarray:
-    return (values.clamp(-1, 1) * _UNIT).round().numpy().astype("i2")
-
-
 def _by_need(tops: Sequence[np.ndarray], count: int) -> list[int]:
     """Items in the order in which their pictures are needed: the first of every card first."""
     ranked = np.concatenate([column for top in tops for column in top.T[:, None]], axis=0)
-    ranked = np.concatenate([*(ranked[n::_TOP].ravel() for n in range(_TOP)), np.arange(count)])
+    ranked = np.concatenate([*(ranked[n::TOP].ravel() for n in range(TOP)), np.arange(count)])
     items, first = np.unique(ranked, return_index=True)
-    return [int(item) for item in items[np.argsort(first)] if item != _NONE]
+    return [int(item) for item in items[np.argsort(first)] if item != NONE]
 
 
 def _pictures(items: Sequence[tuple[Features, int]], order: Sequence[int], room: int) -> list[str]:
