@@ -1,0 +1,161 @@
+"""Images and captions, and which belong together; images are decoded when they are asked for."""
+
+import hashlib
+import io
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from scipy.sparse import coo_array, csr_array
+from torch import Tensor
+
+from ncl_multi.data.folders import Image, on_white
+
+# What Pillow raises at bytes that are no image, or half of one.
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+class DamagedImageError(ValueError):
+    """An image that does not decode."""
+
+
+class TarMember(NamedTuple):
+    """Where in a tar file an image lies."""
+
+    tar: Path
+    offset: int
+    size: int
+
+
+class HubCell(NamedTuple):
+    """Where in a hub table an image lies."""
+
+    table: Any
+    column: str
+    row: int
+
+
+Source = Path | bytes | TarMember | HubCell
+"""Where an image is; it is decoded each time it is asked for."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images, captions, and links between them: rows of (image, caption).
+
+    No two captions are the same text, so one that several images have is one caption with several
+    links. `groups` are images of the same thing, which are never each other's negatives; `y` are
+    classes, called `classes`.
+    """
+
+    name: str
+    split: str
+    images: Sequence[Source]
+    image_names: list[str]
+    captions: list[str]
+    links: Int[Tensor, "pairs 2"]
+    groups: Int[Tensor, " images"] | None = None
+    y: Int[Tensor, " images"] | None = None
+    classes: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def open(self, row: int) -> Image.Image:
+        """One image in RGB, on white where it is transparent; `DamagedImageError` if it is none."""
+        try:
+            return _decode(self.images[row])
+        except _DAMAGE as error:
+            raise DamagedImageError(f"{self.image_names[row]}: {error}") from error
+
+    def relevant(self) -> csr_array:
+        """Which caption is right for which image, images x captions."""
+        rows, columns = self.links.T.numpy()
+        shape = (len(self), len(self.captions))
+        return csr_array(coo_array(([1.0] * len(rows), (rows, columns)), shape=shape))
+
+    def draw(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+        """A random caption of each image, and groups in which nobody is a negative.
+
+        Where the data names no groups, rows that drew the same caption make one.
+        """
+        counts = torch.bincount(self.links[:, 0], minlength=len(self))
+        first = counts.cumsum(0) - counts
+        drawn = first[rows] + (torch.rand(len(rows)) * counts[rows]).long()
+        caption = self.links[drawn, 1]
+        return caption, caption if self.groups is None else self.groups[rows]
+
+    def hold_out(self, count: int) -> tuple["Pairs", "Pairs"]:
+        """All but the last `count` images, and those."""
+        if not 0 < count < len(self):
+            raise ValueError(
+                f"can hold out 1 to {len(self) - 1} of {len(self)} images; got {count}"
+            )
+        kept = len(self) - count
+        held = replace(self.keep(range(kept, len(self))), split="validation")
+        return self.keep(range(kept)), held
+
+    def keep(self, rows: Sequence[int]) -> "Pairs":
+        """These images and their captions only."""
+        rows = list(rows)
+        if rows == list(range(len(self))):
+            return self
+        image = torch.full((len(self),), -1)
+        image[rows] = torch.arange(len(rows))
+        links = self.links[image[self.links[:, 0]] >= 0]
+        used, caption = links[:, 1].unique(return_inverse=True)
+        links = torch.stack([image[links[:, 0]], caption], dim=1)
+        return replace(
+            self,
+            images=[self.images[row] for row in rows],
+            image_names=[self.image_names[row] for row in rows],
+            captions=[self.captions[row] for row in used.tolist()],
+            links=links[links[:, 0].argsort(stable=True)],
+            groups=None if self.groups is None else self.groups[rows],
+            y=None if self.y is None else self.y[rows],
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of what the images are called and what the captions say."""
+        said = json.dumps([self.name, self.split, self.image_names, self.captions])
+        return hashlib.sha256(said.encode()).hexdigest()
+
+
+def pairs_of(
+    name: str,
+    split: str,
+    images: Sequence[Source],
+    image_names: Sequence[str],
+    captions: Sequence[Sequence[str]],
+    **more: Any,
+) -> Pairs:
+    """`Pairs` from the list of captions of each image."""
+    if not images:
+        raise ValueError(f"{name} holds no image with a caption")
+    number: dict[str, int] = {}
+    links = [
+        (row, number.setdefault(caption, len(number)))
+        for row, own in enumerate(captions)
+        for caption in dict.fromkeys(own)
+    ]
+    return Pairs(
+        name, split, images, list(image_names), list(number), torch.tensor(links), **more
+    )  # fmt: skip
+
+
+def _decode(source: Source) -> Image.Image:
+    if isinstance(source, TarMember):
+        with source.tar.open("rb") as file:
+            file.seek(source.offset)
+            source = file.read(source.size)
+    elif isinstance(source, HubCell):
+        cell = source.table[source.row][source.column]
+        source = cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
+    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        image.load()
+        return on_white(image)

@@ -1,0 +1,331 @@
+"""The two towers under a non-negative CLIP: what reads pixels and what reads words.
+
+Whatever library they come from, they look alike to the heads: `pixels` and `tokens` prepare one
+image and a list of texts, `image` and `text` turn batches of those into features, and `save` leaves
+all that `Towers.load` needs, but for the weights, which travel with the heads.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+try:
+    import open_clip
+    import timm
+    import transformers
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "needs open_clip, timm and transformers: pip install 'ncl-multi[clip]'"
+    ) from error
+
+DEMO = "efficientnet-lite0+minilm"
+"""Two pretrained towers that come as ordinary packages: no hub is asked."""
+
+Pixels = Float[Tensor, "n c h w"]
+Tokens = Int[Tensor, "n length"]
+
+
+class Towers(nn.Module):
+    """What `NonNegClip` asks of its towers."""
+
+    name: str
+    image_dim: int
+    text_dim: int
+
+    def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
+        """Features of prepared images."""
+        raise NotImplementedError
+
+    def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
+        """Features of prepared texts."""
+        raise NotImplementedError
+
+    def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
+        """One PIL image, prepared."""
+        raise NotImplementedError
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """Texts, prepared."""
+        raise NotImplementedError
+
+    def transform(self) -> str:
+        """What `pixels` does, in words that differ when it does."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Write everything but the weights."""
+        raise NotImplementedError
+
+    @staticmethod
+    def load(folder: Path) -> "Towers":
+        """Towers as `save` left them, with random weights."""
+        if (folder / "open_clip_config.json").exists():
+            return OpenClipTowers.load(folder)
+        return HuggingFaceTowers.load(folder)
+
+    def fingerprint(self) -> str:
+        """A hash of the weights: the same for the same features, whatever the model is called."""
+        found = hashlib.sha256()
+        for name, weight in self.state_dict().items():
+            found.update(name.encode())
+            found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return found.hexdigest()
+
+
+class OpenClipTowers(Towers):
+    """The towers of an open_clip model, which may be a timm and a Hugging Face model inside."""
+
+    model: Any
+
+    def __init__(self, name: str, model: nn.Module, config: dict[str, Any], tokenizer: Any):
+        super().__init__()
+        self.name, self.model, self.config, self.tokenizer = name, model, config, tokenizer
+        _keep_out_of_training(model)
+        visual = self.model.visual.to(memory_format=torch.channels_last)
+        self.prepare = image_transform_v2(PreprocessCfg(**visual.preprocess_cfg), is_train=False)
+        self.image_dim = self.text_dim = config["embed_dim"]
+        if config["vision_cfg"].get("timm_proj") == "none":
+            self.image_dim = visual.trunk.num_features
+
+    def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
+        # Convolutions are much faster this way round, on a CPU too.
+        return self.model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
+
+    def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
+        return self.model.encode_text(tokens)
+
+    def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
+        return self.prepare(image)
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        tokens = self.tokenizer(list(texts))
+        tower = getattr(self.model, "text", None)
+        if isinstance(tower, open_clip.hf_model.HFTextEncoder):
+            # This tower masks its padding, so columns that hold nothing else are wasted time.
+            used = (tokens != tower.config.pad_token_id).any(dim=0)
+            tokens = tokens[:, : max(1, int(used.sum()))]
+        return tokens
+
+    def transform(self) -> str:
+        return str(self.model.visual.preprocess_cfg)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = getattr(self.model, "text", None)
+        if isinstance(text, open_clip.hf_model.HFTextEncoder):
+            text.config.save_pretrained(folder)
+        if isinstance(self.tokenizer, open_clip.tokenizer.HFTokenizer):
+            self.tokenizer.save_pretrained(folder)
+        kept = {
+            "name": self.name,
+            "model_cfg": self.config,
+            "preprocess_cfg": self.model.visual.preprocess_cfg,
+        }
+        (folder / "open_clip_config.json").write_text(json.dumps(kept, indent=2))
+
+    @staticmethod
+    def load(folder: Path) -> "OpenClipTowers":
+        kept = json.loads((folder / "open_clip_config.json").read_text())
+        config = kept["model_cfg"]
+        if config["text_cfg"].get("hf_model_name"):
+            config["text_cfg"]["hf_model_name"] = str(folder)
+        model = _build(config)
+        model.visual.preprocess_cfg = kept["preprocess_cfg"]
+        # open_clip knows SigLIP's own tokenizer by the model's name alone.
+        by_name = "siglip" in kept["name"].lower() and not config["text_cfg"].get(
+            "hf_tokenizer_name"
+        )
+        source = kept["name"] if by_name else f"local-dir:{folder}"
+        return OpenClipTowers(kept["name"], model, config, open_clip.get_tokenizer(source))
+
+
+class HuggingFaceTowers(Towers):
+    """The towers of a Hugging Face CLIP or SigLIP model."""
+
+    model: Any
+
+    def __init__(self, name: str, model: nn.Module, tokenizer: Any, image_processor: Any):
+        super().__init__()
+        self.name, self.model = name, model
+        self.tokenizer, self.image_processor = tokenizer, image_processor
+        if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
+            raise ValueError(
+                f"{name} has no image and text tower: it is a {type(model).__name__}. Give a CLIP "
+                f"or SigLIP model, or two towers as <timm name>+<Hugging Face text model>"
+            )
+        _keep_out_of_training(model)
+        config = self.model.config
+        shared = getattr(config, "projection_dim", None)
+        self.image_dim = shared or config.vision_config.hidden_size
+        self.text_dim = shared or config.text_config.projection_size
+        self.length: int = config.text_config.max_position_embeddings
+
+    def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
+        return _pooled(self.model.get_image_features(pixel_values=pixels))
+
+    def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
+        return _pooled(self.model.get_text_features(input_ids=tokens))
+
+    def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
+        return self.image_processor(image, return_tensors="pt")["pixel_values"][0]
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        # CLIP reads the end of the text, SigLIP was trained on padding: neither asks for a mask.
+        return self.tokenizer(
+            list(texts),
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_tensors="pt",
+        )["input_ids"]
+
+    def transform(self) -> str:
+        return str(self.image_processor)
+
+    def save(self, folder: Path) -> None:
+        for part in (self.model.config, self.tokenizer, self.image_processor):
+            part.save_pretrained(folder)
+        (folder / "name.json").write_text(json.dumps(self.name))
+
+    @staticmethod
+    def load(folder: Path) -> "HuggingFaceTowers":
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+        name = json.loads((folder / "name.json").read_text())
+        return HuggingFaceTowers(name, model, *_processors(str(folder)))
+
+
+def load_towers(name: str = DEMO, *, image_size: int | None = None) -> Towers:
+    """Towers by name.
+
+    - `efficientnet-lite0+minilm`: two pretrained towers that need no hub;
+    - `<timm name>+<Hugging Face text model>`: any two, through open_clip's `CustomTextCLIP`;
+    - `ViT-B-32`, `ViT-B-32:<tag>`: a model of open_clip with random or pretrained weights;
+    - `hf-hub:<name>`: an open_clip model on the hub;
+    - `hf:<name or folder>`: a Hugging Face CLIP or SigLIP model.
+
+    `image_size` sets the side of the images of a timm or open_clip image tower.
+    """
+    if name.startswith("hf:"):
+        source = name.removeprefix("hf:")
+        model = transformers.AutoModel.from_pretrained(source)
+        return HuggingFaceTowers(name, model, *_processors(source))
+    if name == DEMO:
+        return _demo_towers(image_size)
+    if "+" in name:
+        image, text = name.split("+", 1)
+        return _two_towers(name, image, text, image_size=image_size, pretrained=True)
+    return _open_clip_towers(name, image_size)
+
+
+def _open_clip_towers(name: str, image_size: int | None) -> OpenClipTowers:
+    from_hub = name.startswith(("hf-hub:", "local-dir:"))
+    model_name, tag = (name, None) if from_hub else (name.partition(":")[0], name.partition(":")[2])
+    if not from_hub:
+        _check_known("--model", model_name, open_clip.list_models())
+        if tag:
+            _check_known("weights", tag, open_clip.list_pretrained_tags_by_model(model_name))
+    model = open_clip.create_model(model_name, pretrained=tag or None, force_image_size=image_size)
+    config = open_clip.get_model_config(model_name)
+    if image_size is not None:
+        config["vision_cfg"]["image_size"] = image_size
+    return OpenClipTowers(model_name, model, config, open_clip.get_tokenizer(model_name))
+
+
+def _two_towers(
+    name: str, image: str, text: str, *, image_size: int | None, pretrained: bool
+) -> OpenClipTowers:
+    """A timm and a Hugging Face model side by side, without projections of their own."""
+    _check_known("image tower", image.partition(".")[0], timm.list_models())
+    with torch.device("meta"):
+        blank: Any = timm.create_model(image)
+    own = blank.pretrained_cfg
+    text_config = transformers.AutoConfig.from_pretrained(text)
+    pool = getattr(blank, "global_pool", "avg")
+    config: dict[str, Any] = {
+        # With this width open_clip leaves the pooled text feature as it is.
+        "embed_dim": text_config.hidden_size,
+        "vision_cfg": {
+            "timm_model_name": image,
+            "timm_model_pretrained": pretrained,
+            "timm_pool": pool if isinstance(pool, str) else "avg",
+            "timm_proj": "none",
+            "image_size": image_size or own["input_size"][-1],
+        },
+        "text_cfg": {
+            "hf_model_name": text,
+            "hf_model_pretrained": True,
+            "hf_tokenizer_name": text,
+            "hf_pooler_type": "mean_pooler",
+            "hf_proj_type": None,
+            "context_length": min(77, text_config.max_position_embeddings),
+        },
+    }
+    model = _build(config, pretrained=True)
+    size, mean, std = config["vision_cfg"]["image_size"], own["mean"], own["std"]
+    model.visual.preprocess_cfg = asdict(PreprocessCfg(size=size, mean=mean, std=std))
+    tokenizer = open_clip.tokenizer.HFTokenizer(
+        text,
+        context_length=config["text_cfg"]["context_length"],
+    )
+    return OpenClipTowers(name, model, config, tokenizer)
+
+
+def _demo_towers(image_size: int | None) -> OpenClipTowers:
+    from ncl_multi import data
+
+    towers = _two_towers(
+        DEMO, "tf_efficientnet_lite0", str(data.minilm()),
+        image_size=image_size, pretrained=False,
+    )  # fmt: skip
+    weights = data.efficientnet_lite0().state_dict()
+    trunk = towers.model.visual.trunk
+    trunk.load_state_dict({name: weights[name] for name in trunk.state_dict()})
+    return towers
+
+
+def _build(config: dict[str, Any], *, pretrained: bool = False) -> Any:
+    """An open_clip model from its config."""
+    config = deepcopy(config)
+    if not pretrained:
+        config["vision_cfg"].pop("timm_model_pretrained", None)
+        if "hf_model_name" in config["text_cfg"]:
+            config["text_cfg"]["hf_model_pretrained"] = False
+    custom = config.pop("custom_text", False) or config["text_cfg"].get("hf_model_name")
+    if "multimodal_cfg" in config:
+        return open_clip.CoCa(**config)
+    return open_clip.CustomTextCLIP(**config) if custom else open_clip.CLIP(**config)
+
+
+def _processors(source: str) -> tuple[Any, Any]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    return tokenizer, transformers.AutoImageProcessor.from_pretrained(source)
+
+
+def _pooled(output: Any) -> Tensor:
+    """Older transformers return the feature itself."""
+    return output if isinstance(output, Tensor) else output.pooler_output
+
+
+def _keep_out_of_training(model: nn.Module) -> None:
+    """The model's own temperature takes no part in the loss, which DDP would not forgive."""
+    for name, weight in model.named_parameters():
+        if name in ("logit_scale", "logit_bias"):
+            weight.requires_grad_(False)
+
+
+def _check_known(what: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        lower = {one.lower(): one for one in known}
+        near = difflib.get_close_matches(name.lower(), lower, n=5, cutoff=0.4)
+        offer = ", ".join(lower[one] for one in near) or "none"
+        raise ValueError(f"{what} {name!r} is unknown; the nearest known names are: {offer}")
