@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.dist import processes, total
+from ncl_multi.norm import SharedCentre, SharedNorm, moments, wide
 
 Activation = Literal["relu", "rep_relu", "softplus", "sigmoid", "exp", "none", "gelu", "leaky_relu"]
 SIGNED: tuple[Activation, ...] = ("none", "gelu", "leaky_relu")
@@ -28,9 +29,10 @@ class NonNegHead(nn.Module):
             activation. On by default: no dimension starts or falls dead, and training cannot sit
             at chance. Off is the paper's projector; its bias is set from the first batch so that
             every dimension starts alive.
-        density: The sparsity dial: every dimension fires for about this share of rows. It is the
-            share of a standard normal above the threshold that is subtracted, so it needs
-            `batch_norm`. Train with `anneal` to come down to it gradually.
+        density: The sparsity dial: every dimension fires for about this share of rows. What is
+            subtracted is first the value that this share of a standard normal exceeds, so it needs
+            `batch_norm`; a dimension that fires more or less in training then has its own threshold
+            raised or lowered. Train with `anneal` to come down to it gradually.
         k: Keep only the k largest entries of a row.
 
     Example:
@@ -41,6 +43,8 @@ class NonNegHead(nn.Module):
     """
 
     threshold: Tensor
+    own_threshold: Tensor
+    share: Tensor
 
     def __init__(
         self,
@@ -80,7 +84,13 @@ class NonNegHead(nn.Module):
         self.out = nn.Linear(hidden_dim or in_dim, out_dim, bias=not batch_norm)
         self.hidden_norm = SharedNorm(hidden_dim) if batch_norm and hidden_dim else None
         self.norm = SharedNorm(out_dim) if batch_norm else None
-        self.register_buffer("threshold", torch.tensor(_threshold(density or 0.5)))
+        # Centred first, so that a large mean of the input does not make the running mean of the
+        # output lag behind weights that move.
+        self.centre = SharedCentre(in_dim) if batch_norm else None
+        if density is not None:
+            self.register_buffer("share", torch.tensor(density))
+            self.register_buffer("threshold", torch.tensor(_threshold(density)))
+            self.register_buffer("own_threshold", torch.zeros(out_dim))
         # Weights that were loaded are not to be touched by the first batch.
         self._fresh = not batch_norm
         self.register_load_state_dict_post_hook(_not_fresh)
@@ -91,6 +101,8 @@ class NonNegHead(nn.Module):
                 f"this head takes rows of {self.in_dim} features, shape (n, {self.in_dim}); "
                 f"got {tuple(x.shape)}"
             )
+        if self.centre is not None:
+            x = self.centre(x)
         if self.hidden is not None:
             x = self.hidden(x)
             x = F.relu(x if self.hidden_norm is None else self.hidden_norm(x))
@@ -100,7 +112,9 @@ class NonNegHead(nn.Module):
         if self.norm is not None:
             h = self.norm(h)
         if self.density is not None:
-            h = h - self.threshold
+            h = h - (self.threshold + self.own_threshold).to(h.dtype)
+            if self.training:
+                self._keep_to_share(h)
         z = _activate(h, self.activation)
         return z if self.k is None else top_k(z, self.k)
 
@@ -112,6 +126,7 @@ class NonNegHead(nn.Module):
         """
         if self.density is not None:
             share = 0.5 * (self.density / 0.5) ** min(progress / 0.7, 1.0)
+            self.share.fill_(share)
             self.threshold.fill_(_threshold(share))
 
     @torch.no_grad()
@@ -120,10 +135,13 @@ class NonNegHead(nn.Module):
 
         Linear and ReLU, nothing else, unless a hidden layer, another activation or `k` asks for it.
         """
+        centre = None if self.centre is None else self.centre.mean
+        shift = None if self.density is None else self.threshold + self.own_threshold
         layers: list[nn.Module] = []
         if self.hidden is not None:
-            layers += [_merge(self.hidden, self.hidden_norm), nn.ReLU()]
-        layers.append(_merge(self.out, self.norm, self.threshold if self.density else None))
+            layers += [_merge(self.hidden, centre, self.hidden_norm, None), nn.ReLU()]
+            centre = None
+        layers.append(_merge(self.out, centre, self.norm, shift))
         layers.append(_SERVED[self.activation]())
         if self.k is not None:
             layers.append(TopK(self.k))
@@ -132,61 +150,23 @@ class NonNegHead(nn.Module):
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, density={self.density}, k={self.k}"
 
+    @torch.no_grad()
+    def _keep_to_share(self, h: Tensor) -> None:
+        """Raise the threshold of a dimension that fires too often, lower that of a silent one."""
+        fired = total((h > 0).sum(dim=0).float()) / (len(h) * processes())
+        self.own_threshold += 0.1 * (fired / self.share - 1)
+
     @torch.compiler.disable
     @torch.no_grad()
     def _start_alive(self, x: Tensor) -> None:
         """Scale and shift the weights so that the first batch comes out standardised."""
         if len(x) * processes() < 2:
             return
-        mean, variance = _moments(_wide(self.out(x)))
+        mean, variance = moments(wide(self.out(x)))
         scale = (variance + SharedNorm.eps).rsqrt().to(self.out.weight.dtype)
         self.out.weight.mul_(scale[:, None])
         self.out.bias.sub_(mean.to(scale.dtype)).mul_(scale)
         self._fresh = False
-
-
-class SharedNorm(nn.Module):
-    """Zero mean and unit variance a dimension, over the rows of all processes.
-
-    BatchNorm without scale and shift. Unlike torch's it is the same on any device and number of
-    processes (SyncBatchNorm asks for a GPU), and its running moments are right from the first batch
-    on.
-    """
-
-    # Only against division by zero: a usual 1e-5 would swamp the variance of small inputs.
-    eps = 1e-16
-    momentum = 0.1
-    mean: Tensor
-    variance: Tensor
-    batches: Tensor
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("variance", torch.ones(dim))
-        self.register_buffer("batches", torch.zeros(()))
-
-    def forward(self, h: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        if not self.training:
-            return ((_wide(h) - self.mean) * (self.variance + self.eps).rsqrt()).to(h.dtype)
-        rows = len(h) * processes()
-        if rows < 2:
-            raise ValueError("batch norm needs at least two rows to train on; got one")
-        if processes() == 1:
-            normal, mean, scale = torch.native_batch_norm(
-                _wide(h), None, None, None, None, True, 0.0, self.eps
-            )
-            variance = scale.detach().pow(-2) - self.eps
-        else:
-            mean, variance = _moments(_wide(h))
-            normal = (_wide(h) - mean) * (variance + self.eps).rsqrt()
-        with torch.no_grad():
-            # A plain average until there are enough batches for a moving one.
-            self.batches += 1
-            share = (1 / self.batches).clamp(min=self.momentum)
-            self.mean.lerp_(mean.detach().to(self.mean.dtype), share)
-            self.variance.lerp_((variance * (rows / (rows - 1))).to(self.variance.dtype), share)
-        return normal.to(h.dtype)
 
 
 class TopK(nn.Module):
@@ -243,28 +223,24 @@ def _threshold(share: float) -> float:
     return NormalDist().inv_cdf(1 - share)
 
 
-def _wide(h: Tensor) -> Tensor:
-    return h if h.dtype == torch.float64 else h.float()
-
-
-def _moments(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each dimension over the rows of all processes."""
-    rows = len(h) * processes()
-    mean = total(h.sum(dim=0)) / rows
-    return mean, total((h - mean).square().sum(dim=0)) / rows
-
-
-def _merge(linear: nn.Linear, norm: SharedNorm | None, shift: Tensor | None = None) -> nn.Linear:
-    """A linear layer that also does what follows it."""
+def _merge(
+    linear: nn.Linear, centre: Tensor | None, norm: SharedNorm | None, shift: Tensor | None
+) -> nn.Linear:
+    """A linear layer that also does what comes before and after it."""
     weight, bias = linear.weight.double(), linear.weight.new_zeros(linear.out_features).double()
     if linear.bias is not None:
         bias = linear.bias.double()
+    if centre is not None:
+        bias = bias - weight @ centre.double()
     if norm is not None:
         scale = (norm.variance.double() + norm.eps).rsqrt()
         weight, bias = weight * scale[:, None], (bias - norm.mean.double()) * scale
     if shift is not None:
         bias = bias - shift.double()
-    merged = nn.Linear(linear.in_features, linear.out_features).to(linear.weight)
+    merged = nn.Linear(
+        linear.in_features, linear.out_features,
+        device=linear.weight.device, dtype=linear.weight.dtype,
+    )  # fmt: skip
     merged.weight.copy_(weight)
     merged.bias.copy_(bias)
     return merged

@@ -1,0 +1,89 @@
+"""Batch statistics over the rows of all processes, with running values for serving."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ncl_multi.dist import processes, total
+
+
+class SharedCentre(nn.Module):
+    """Takes away the mean of each dimension over the rows of all processes.
+
+    No gradient passes through the mean: what follows is standardised anyway.
+    """
+
+    mean: Tensor
+    batches: Tensor
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        if not self.training:
+            return (wide(x) - self.mean).to(x.dtype)
+        with torch.no_grad():
+            mean = total(wide(x).sum(dim=0)) / (len(x) * processes())
+            self.batches += 1
+            _follow(self.mean, mean, self.batches)
+        return (wide(x) - mean).to(x.dtype)
+
+
+class SharedNorm(nn.Module):
+    """Zero mean and unit variance a dimension, over the rows of all processes.
+
+    BatchNorm without scale and shift. Unlike torch's it is the same on any device and number of
+    processes (SyncBatchNorm asks for a GPU), and its running moments are right from the first batch
+    on.
+    """
+
+    # Only against division by zero: a usual 1e-5 would swamp the variance of small inputs.
+    eps = 1e-16
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(dim))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, h: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        if not self.training:
+            return ((wide(h) - self.mean) * (self.variance + self.eps).rsqrt()).to(h.dtype)
+        rows = len(h) * processes()
+        if rows < 2:
+            raise ValueError("batch norm needs at least two rows to train on; got one")
+        if processes() == 1:
+            normal, mean, scale = torch.native_batch_norm(
+                wide(h), None, None, None, None, True, 0.0, self.eps
+            )
+            variance = scale.detach().pow(-2) - self.eps
+        else:
+            mean, variance = moments(wide(h))
+            normal = (wide(h) - mean) * (variance + self.eps).rsqrt()
+        with torch.no_grad():
+            self.batches += 1
+            _follow(self.mean, mean.detach(), self.batches)
+            _follow(self.variance, variance * (rows / (rows - 1)), self.batches)
+        return normal.to(h.dtype)
+
+
+def moments(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each dimension over the rows of all processes."""
+    rows = len(h) * processes()
+    mean = total(h.sum(dim=0)) / rows
+    return mean, total((h - mean).square().sum(dim=0)) / rows
+
+
+def wide(h: Tensor) -> Tensor:
+    """At least float32: half precision is too coarse for sums."""
+    return h if h.dtype == torch.float64 else h.float()
+
+
+def _follow(running: Tensor, new: Tensor, batches: Tensor) -> None:
+    """A plain average until there are enough batches for a moving one."""
+    running.lerp_(new.to(running.dtype), (1 / batches).clamp(min=0.1).to(running.dtype))
