@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ncl_multi.dist import processes
 from ncl_multi.features import to_csr
 from ncl_multi.head import Activation, NonNegHead
+from ncl_multi.losses import NonNegCrossEntropy
 
 try:
     import timm.optim
@@ -100,7 +101,7 @@ class NonNegVision(
         """Codes of pictures whose values lie in [0, 1]."""
         return self.head(self.features(x))
 
-    def features(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n width"]:
+    def features(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n features"]:
         """The encoder's output, before the head."""
         x = ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
         return self.encoder(x)
@@ -108,7 +109,7 @@ class NonNegVision(
     @torch.inference_mode()
     def embed(
         self, images: Any, *, batch_size: int = 256
-    ) -> tuple[Float[Tensor, "n width"], Float[Tensor, "n dims"]]:
+    ) -> tuple[Float[Tensor, "n features"], Float[Tensor, "n dims"]]:
         """The encoder's and the head's output for pictures, on the CPU.
 
         Args:
@@ -152,6 +153,39 @@ class NonNegVision(
                 x, (self.size, self.size), mode="bilinear", antialias=True
             ).clamp(0, 1)
         return x
+
+
+class NonNegClassifier(NonNegVision):
+    """A `NonNegVision` that learns from labels: its codes are what a linear classifier reads.
+
+    With a signed head (`activation="none"`) the loss is plain cross entropy, with a non-negative
+    one it is the paper's NCE. `classes` is the number of classes.
+    """
+
+    def __init__(
+        self,
+        model: str = "resnet18",
+        *,
+        classes: int,
+        dims: int = 256,
+        hidden_dim: int | None = None,
+        activation: Activation = "relu",
+        size: int = 32,
+    ):
+        super().__init__(model, dims=dims, hidden_dim=hidden_dim, activation=activation, size=size)
+        self.classifier = NonNegCrossEntropy(dims, classes)
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "n 3 height width"], y: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "n dims"]]:
+        """The loss, and the codes it was computed from."""
+        z = self.head(self.features(x))
+        return self.classifier(z, y), z
+
+    def predict(self, images: Any, *, batch_size: int = 256) -> Int[Tensor, " n"]:
+        """The likeliest class of each picture."""
+        z = self.embed(images, batch_size=batch_size)[1]
+        return (z @ self.classifier.weight.detach().cpu().T).argmax(1)
 
 
 def backbone(name: str, size: int, pretrained: bool = False) -> nn.Module:
