@@ -8,6 +8,7 @@ from ncl_multi.metrics.disentanglement import (
     separability,
     sepin,
 )
+from ncl_multi.metrics.finetune import fine_tuned_accuracy
 from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
 from ncl_multi.metrics.readability import (
     active_dims,
@@ -39,6 +40,7 @@ __all__ = [
     "correlation",
     "dci",
     "effective_rank",
+    "fine_tuned_accuracy",
     "interpretability",
     "knn_accuracy",
     "linear_probe",

@@ -1,4 +1,8 @@
-"""Does a dimension hold something of its own? SEPIN without labels; MIG, SAP, DCI with factors."""
+"""Does a dimension hold something of its own? SEPIN without labels; MIG, SAP, DCI with factors.
+
+SEPIN brings rows to unit length; the measures with factors take codes as they are, because a
+factor's value may be the size of an entry.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal

@@ -1,0 +1,544 @@
+"""Does what the paper says hold here? Every claim as one row: paper, twin, NCL, held or not.
+
+Usage:
+    python evals/claims.py --quick          # CIFAR-10 on two cores, within half an hour
+    python evals/claims.py                  # the paper's CIFAR-10 settings, for a GPU
+    python evals/claims.py --quick --only sprites
+
+Each part's figures are kept in `<out>/parts`; the same command goes on where it was stopped. The
+twin is the same model with signed features, trained with the same seeds and budget.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, Literal
+
+import tyro
+
+NONNEGATIVE = ("relu", "softplus", "sigmoid", "exp")
+SIGNED = ("leaky_relu", "gelu")
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's claims, measured."""
+
+    quick: bool = False
+    """A small ResNet on a part of CIFAR-10; otherwise the paper's settings, for a GPU."""
+    out: Path = Path("runs/claims")
+    """Folder for the table, the picture, the features and the parts' figures."""
+    only: str = ""
+    """Run only the parts whose name starts with this."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds to average over; None leaves it to the preset."""
+    device: str | None = None
+    """`cpu`, `cuda`, ...; None takes the best there is."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of training."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large everything is."""
+
+    model: str = "resnet18"
+    dims: int = 256
+    hidden_dim: int = 2048
+    size: int = 32
+    images: int | None = None
+    test_images: int | None = None
+    epochs: int = 200
+    batch_size: int = 256
+    lr: float = 0.4
+    lars: bool = True
+    jitter: float = 0.8
+    temperature: float = 0.2
+    seeds: tuple[int, ...] = (0, 1, 2)
+    labelled_epochs: int = 50
+    sprite_steps: int = 10_000
+
+
+QUICK = Preset(
+    model="resnet-small",
+    hidden_dim=256,
+    size=16,
+    images=5_000,
+    test_images=2_000,
+    epochs=6,
+    batch_size=128,
+    lr=2e-3,
+    lars=False,
+    jitter=0.4,
+    seeds=(0, 1),
+    labelled_epochs=4,
+    sprite_steps=200,
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, the measure that tests it and the rule that decides."""
+
+    says: str
+    paper: str
+    measure: str
+    rule: Callable[[Sequence[float], Sequence[float]], bool]
+
+
+def higher(twin: Sequence[float], ncl: Sequence[float]) -> bool:
+    """NCL above its twin with every seed."""
+    return all(b > a for a, b in zip(twin, ncl, strict=True))
+
+
+def lower(twin: Sequence[float], ncl: Sequence[float]) -> bool:
+    """NCL below its twin with every seed."""
+    return all(b < a for a, b in zip(twin, ncl, strict=True))
+
+
+def no_worse(twin: Sequence[float], ncl: Sequence[float]) -> bool:
+    """NCL's mean at most one point below its twin's."""
+    return mean(ncl) >= mean(twin) - 0.01
+
+
+def over_nine_tenths(twin: Sequence[float], ncl: Sequence[float]) -> bool:
+    """NCL's mean above 90 %."""
+    return mean(ncl) > 0.9
+
+
+def loses_nothing(twin: Sequence[float], ncl: Sequence[float]) -> bool:
+    """NCL's mean falls by at most one point."""
+    return mean(ncl) >= -0.01
+
+
+SEPIN_IN_PAPER = {1: "0.88 -> 7.43", 10: "0.79 -> 5.93", 100: "0.69 -> 3.87"}
+CLAIMS = (
+    Claim("Sparsity, head", "over 90 % zeros", "sparsity", over_nine_tenths),
+    Claim("Class consistency, head", "10.0 -> 53.8 % (a rerun)", "class_consistency", higher),
+    Claim("Correlation of dimensions, head", "lower", "correlation", lower),
+    Claim("Linear probe, encoder", "87.6 -> 87.8 %", "probe", no_worse),
+    Claim("Fine-tuning, encoder", "92.3 -> 92.6 %", "fine_tuned", higher),
+    Claim("Corrupted pictures, encoder", "34.5 -> 36.1 % (ImageNet-100)", "corrupted", higher),
+    *(
+        Claim(f"SEPIN@{k}, {kind}", f"{paper} (unit not known)", f"sepin@{k} {kind}", higher)
+        for kind in ("renormalised", "fixed")
+        for k, paper in SEPIN_IN_PAPER.items()
+    ),
+    Claim("Quarter of dims by activation: probe", "-0.3 -> 0.0", "probe_change", loses_nothing),
+    Claim("Quarter of dims by activation: mAP", "-0.7 -> 0.0", "map_change", loses_nothing),
+    Claim("Quarter of dims at random: probe", "-0.6 -> -4.6", "random_change", lower),
+    Claim("NCE above CE, supervised", "76.1 -> 78.6 % (ImageNet-100)", "supervised", higher),
+    Claim("Posterior recovered: cosine", "exact, in theory", "posterior", over_nine_tenths),
+    Claim("Factors of own sprites: DCI", "no figure", "disentanglement", higher),
+)
+
+
+class Parts:
+    """The trainings and what was measured on them, each kept in its own file."""
+
+    def __init__(self, cfg: Config):
+        self.cfg = cfg
+        self.preset = QUICK if cfg.quick else Preset()
+        if cfg.seeds:
+            self.preset = replace(self.preset, seeds=cfg.seeds)
+
+    @cached_property
+    def pictures(self) -> tuple[Any, Any]:
+        from ncl_multi import data
+
+        sizes = (self.preset.images, self.preset.test_images)
+        train, test = (data.cifar10(split) for split in ("train", "test"))
+        return train.first(sizes[0]), test.first(sizes[1])
+
+    def all(self) -> dict[str, Callable[[], Row]]:
+        """Names and functions, a seed after the other, so that a stopped run has whole seeds."""
+        parts: dict[str, Callable[[], Row]] = {}
+        for seed in self.preset.seeds:
+            for kind in ("none", "relu"):
+                parts[f"contrastive {kind} {seed}"] = lambda k=kind, s=seed: self.contrastive(k, s)
+                parts[f"supervised {kind} {seed}"] = lambda k=kind, s=seed: self.supervised(k, s)
+                parts[f"posterior {kind} {seed}"] = lambda k=kind, s=seed: posterior(k, s)
+                parts[f"sprites {kind} {seed}"] = lambda k=kind, s=seed: self.sprites(k, s)
+            for kind in (*NONNEGATIVE[1:], *SIGNED):
+                parts[f"contrastive {kind} {seed}"] = lambda k=kind, s=seed: self.contrastive(k, s)
+        return {name: part for name, part in parts.items() if name.startswith(self.cfg.only)}
+
+    def kept(self, name: str, part: Callable[[], Row]) -> Row:
+        """The part's figures, from its file if the same preset wrote one."""
+        import dataclasses
+        import json
+
+        from ncl_multi.report import write_json
+
+        path = self.cfg.out / "parts" / f"{name.replace(' ', '_')}.json"
+        preset = json.loads(json.dumps(dataclasses.asdict(replace(self.preset, seeds=()))))
+        if path.exists():
+            stored = json.loads(path.read_text())
+            if stored["preset"] != preset:
+                raise ValueError(f"{path} is of another preset; choose another --out")
+            return stored["figures"]
+        figures = part()
+        write_json(path, {"preset": preset, "figures": figures})
+        return figures
+
+    def fitted(
+        self, model: Any, step: Any, loader: Any, name: str, seed: int, **changes: Any
+    ) -> Any:
+        from ncl_multi.adapters.vision import lars
+        from ncl_multi.train import TrainConfig, fit
+
+        p = self.preset
+        train = TrainConfig(
+            out=self.cfg.out / "trained" / name, epochs=p.epochs, batch_size=p.batch_size, lr=p.lr,
+            seed=seed, device=self.cfg.device, precision=self.cfg.precision,
+        )  # fmt: skip
+        make = lars(p.lr, train.weight_decay, p.batch_size) if p.lars and not changes else None
+        return fit(model, step, loader, replace(train, **changes), optimizer=make)
+
+    def model(self, activation: Any, seed: int, **changes: Any) -> Any:
+        """The paper's projector, without BatchNorm, for the twin and for NCL."""
+        import torch
+
+        from ncl_multi.adapters.vision import NonNegVision
+
+        torch.manual_seed(seed)
+        p = self.preset
+        sizes = {"dims": p.dims, "hidden_dim": p.hidden_dim, "size": p.size} | changes
+        return NonNegVision(p.model, activation=activation, batch_norm=False, **sizes)
+
+    def loader(self) -> Any:
+        from torch.utils.data import DataLoader
+
+        from ncl_multi.data.pictures import whole
+
+        return DataLoader(
+            self.pictures[0], self.preset.batch_size, collate_fn=whole, drop_last=True
+        )
+
+    def contrastive(self, activation: str, seed: int) -> Row:
+        """SimCLR with this activation, and everything that is asked of its features."""
+        import torch
+
+        from ncl_multi import gather, info_nce
+        from ncl_multi.adapters.views import Views
+        from ncl_multi.features import Features
+        from ncl_multi.metrics import LinearProbe, readability
+
+        p = self.preset
+        views = Views(p.size, jitter=p.jitter, hue=p.jitter / 4)
+
+        def step(model, batch):
+            z = model(views(torch.cat([batch[0], batch[0]])))
+            za, zb = (gather(view) for view in z.chunk(2))
+            return info_nce(za, zb, temperature=p.temperature, within_view=True), z
+
+        name = f"{activation}_{seed}"
+        model = self.fitted(self.model(activation, seed), step, self.loader(), name, seed)
+        train, test = self.pictures
+        h, z = model.embed(train.images)
+        test_h, test_z = model.embed(test.images)
+        about = {"model": p.model, "data": "cifar10", "seed": seed, "activation": activation}
+        about |= {"output": "head", "normalised": False, "classes": test.classes}
+        for split, codes, y in (("train", z, train.y), ("test", test_z, test.y)):
+            where = self.cfg.out / "features" / name / f"{split}.safetensors"
+            Features(codes, y, about=about | {"split": split}).save(where)
+        probe = LinearProbe.fit(h, train.y)
+        row = readability(test_z, test.y) | {"probe": probe.accuracy(test_h, test.y)}
+        if activation in ("none", "relu"):
+            row |= (
+                self._shift(model, probe)
+                | _own(test_z)
+                | _quarter(z, train.y, test_z, test.y, seed)
+            )
+            row["fine_tuned"] = self._fine_tuned(model, seed)
+        return row
+
+    def supervised(self, activation: str, seed: int) -> Row:
+        """Cross entropy on the head's output: CE on signed codes, NCE on non-negative ones."""
+        from torch import nn
+
+        from ncl_multi import NonNegCrossEntropy
+        from ncl_multi.adapters.views import Views
+
+        p = self.preset
+        views = Views(p.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
+        model = nn.ModuleDict({"codes": self.model(activation, seed, hidden_dim=None)})
+        model["loss"] = NonNegCrossEntropy(p.dims, len(self.pictures[0].classes))
+
+        class Supervised(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = model
+
+            def forward(self, images, y):
+                z = self.parts["codes"](views(images))
+                return self.parts["loss"](z, y), z
+
+        def step(model, batch):
+            return model(*batch)
+
+        rate = {"epochs": p.labelled_epochs, "lr": 1e-3}
+        name = f"supervised_{activation}_{seed}"
+        self.fitted(Supervised(), step, self.loader(), name, seed, **rate)
+        test = self.pictures[1]
+        z = model["codes"].embed(test.images)[1]
+        guess = (z @ model["loss"].weight.detach().cpu().T).argmax(1)
+        return {"supervised": float((guess == test.y).float().mean())}
+
+    def sprites(self, activation: str, seed: int) -> Row:
+        """Pairs of sprites that differ in one factor, redrawn at random; codes against factors."""
+        import torch
+
+        from ncl_multi import info_nce
+        from ncl_multi.data.sprites import FACTORS, draw, sprites
+        from ncl_multi.features import Features
+        from ncl_multi.metrics import dci, mig, sap
+
+        p, many, size, pairs = self.preset, torch.tensor(list(FACTORS.values())), 24, 64
+
+        def step(model, _):
+            a = (torch.rand(pairs, len(many)) * many).long()
+            other = (torch.rand(pairs, len(many)) * many).long()
+            changed = torch.nn.functional.one_hot(torch.randint(len(many), (pairs,)), len(many))
+            pair = draw(torch.cat([a, torch.where(changed == 1, other, a)]), size)
+            device = next(model.parameters()).device
+            z = model(pair.to(device).expand(-1, 3, -1, -1).float() / 255)
+            return info_nce(*z.chunk(2), temperature=p.temperature, within_view=True), z
+
+        name = f"sprites_{activation}_{seed}"
+        model = self.model(activation, seed, dims=64, size=size)
+        model = self.fitted(model, step, [None], name, seed, steps=p.sprite_steps, lr=1e-3)
+        pictures, factors = sprites(4000, seed=1000 + seed, size=size)
+        z = model.embed(pictures.images)[1]
+        about = {"data": "sprites", "factors": list(FACTORS), "output": "head"}
+        about |= {"model": p.model, "seed": seed, "activation": activation, "normalised": False}
+        where = self.cfg.out / "features" / name / "test.safetensors"
+        Features(z, factors, about=about).save(where)
+        return {"mig": mig(z, factors), "sap": sap(z, factors)} | dci(z, factors, seed=seed)
+
+    def _shift(self, model: Any, probe: Any) -> Row:
+        from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
+
+        test = self.pictures[1]
+        row = {
+            f"corrupted {kind}": probe.accuracy(model.embed(corrupt(test.images, kind))[0], test.y)
+            for kind in CORRUPTIONS
+        }
+        return row | {"corrupted": mean(row.values())}
+
+    def _fine_tuned(self, model: Any, seed: int) -> float:
+        from torch.nn.functional import interpolate
+
+        from ncl_multi.adapters.views import Views
+        from ncl_multi.metrics import fine_tuned_accuracy
+
+        train, test = self.pictures
+        size = self.preset.size
+        return fine_tuned_accuracy(
+            model,
+            lambda model, x: model.features(x),
+            (train.images, train.y),
+            (test.images, test.y),
+            augment=Views(size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0),
+            prepare=lambda x: interpolate(
+                x.float() / 255, (size, size), mode="bilinear", antialias=True
+            ),
+            epochs=self.preset.labelled_epochs,
+            seed=seed,
+        )
+
+
+def _own(z: Any) -> Row:
+    """SEPIN in both conventions."""
+    from ncl_multi.metrics import sepin
+
+    return {
+        f"sepin@{k} {convention}": score
+        for convention in ("renormalised", "fixed")
+        for k, score in sepin(z, convention=convention).items()
+    }
+
+
+def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
+    """What probe and search on the head's output lose with a quarter of the dimensions."""
+    import torch
+    from torch.nn.functional import normalize
+
+    from ncl_multi.metrics import linear_probe, mean_average_precision
+
+    # Ranked on train rows, before anything is fitted.
+    activation = normalize(z, dim=1).relu().mean(0).argsort(descending=True)
+    chance = torch.randperm(z.shape[1], generator=torch.Generator().manual_seed(seed))
+    kept = {"all": torch.arange(z.shape[1])}
+    kept |= {"best": activation[: z.shape[1] // 4], "random": chance[: z.shape[1] // 4]}
+    probe = {name: linear_probe(z[:, i], y, test_z[:, i], test_y) for name, i in kept.items()}
+    found = {
+        name: mean_average_precision(test_z[:, kept[name]], None, test_y)
+        for name in ("all", "best")
+    }
+    return {
+        "head_probe": probe["all"],
+        "head_map": found["all"],
+        "probe_change": probe["best"] - probe["all"],
+        "random_change": probe["random"] - probe["all"],
+        "map_change": found["best"] - found["all"],
+    }
+
+
+def posterior(activation: Any, seed: int, items: int = 300, classes: int = 6) -> Row:
+    """Free codes of items whose positives share a latent class, trained with the spectral loss.
+
+    The optimum is P(class | x) / sqrt(P(class)) up to the order of dimensions. The figure is the
+    cosine to it, dimension by dimension, in the best order and with the best signs.
+    """
+    import torch
+    from scipy.optimize import linear_sum_assignment
+    from torch.nn.functional import normalize
+
+    from ncl_multi import spectral
+
+    generator = torch.Generator().manual_seed(seed)
+    prior = torch.rand(classes, generator=generator) + 0.5
+    prior = prior / prior.sum()
+    # Most items belong to one class, every fifth to two: then the factorisation is unique.
+    first, second = torch.randint(classes, (2, items), generator=generator)
+    weight = torch.nn.functional.one_hot(first, classes).double()
+    weight += torch.nn.functional.one_hot(second, classes) * (torch.arange(items) % 5 == 0)[:, None]
+    given_class = weight / weight.sum(0)
+    joint = given_class * prior
+    truth = (joint / joint.sum(1, keepdim=True)) / prior.sqrt()
+    raw = torch.rand(items, classes, generator=generator).requires_grad_()
+    optimizer = torch.optim.Adam([raw], lr=0.02)
+    for _ in range(3000):
+        latent = torch.multinomial(prior, 512, replacement=True, generator=generator)
+        a, b = (
+            torch.multinomial(given_class.T[latent], 1, generator=generator)[:, 0] for _ in range(2)
+        )
+        codes = raw.relu() if activation == "relu" else raw
+        spectral(codes[a], codes[b]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    codes = raw.detach().relu() if activation == "relu" else raw.detach()
+    cosine = (normalize(codes, dim=0).T @ normalize(truth, dim=0).float()).abs()
+    rows, columns = linear_sum_assignment(-cosine.numpy())
+    return {"posterior": float(cosine[rows, columns].mean())}
+
+
+def judged(figures: dict[str, Row], seeds: Sequence[int]) -> dict[str, dict[str, str]]:
+    """The table: one row a claim whose parts are all there."""
+
+    def values(activation: str, measure: str) -> list[float]:
+        rows = [row for name, row in figures.items() if name.split()[1] == activation]
+        return [row[measure] for row in rows if measure in row]
+
+    table = {}
+    for claim in CLAIMS:
+        twin, ncl = values("none", claim.measure), values("relu", claim.measure)
+        if len(twin) == len(ncl) == len(seeds):
+            table[claim.says] = {
+                "paper, twin -> NCL": claim.paper,
+                "twin": _spread(twin),
+                "NCL": _spread(ncl),
+                "held if": (claim.rule.__doc__ or "").rstrip("."),
+                "held": "yes" if claim.rule(twin, ncl) else "NO",
+            }
+    probes = {kind: values(kind, "probe") for kind in (*NONNEGATIVE, *SIGNED)}
+    if all(len(probe) == len(seeds) for probe in probes.values()):
+        means = {kind: mean(probe) for kind, probe in probes.items()}
+        others = ", ".join(f"{kind} {_spread(probes[kind])}" for kind in NONNEGATIVE[1:])
+        signed = ", ".join(f"{kind} {_spread(probes[kind])}" for kind in SIGNED)
+        best = means["relu"] >= max(means[kind] for kind in NONNEGATIVE)
+        worst = max(means[kind] for kind in SIGNED) < min(means[kind] for kind in NONNEGATIVE)
+        shown = {"paper, twin -> NCL": "best", "twin": others, "NCL": _spread(probes["relu"])}
+        rule = {"held if": "ReLU's mean is the highest of the four", "held": _word(best)}
+        table["ReLU best of the non-negative activations: probe"] = shown | rule
+        shown = {"paper, twin -> NCL": "far worse", "twin": signed, "NCL": _spread(probes["relu"])}
+        rule = {"held if": "Both means below all four non-negative ones", "held": _word(worst)}
+        table["Leaky ReLU and GELU worst: probe"] = shown | rule
+    return table
+
+
+def draw(path: Path, figures: dict[str, Row]) -> None:
+    """Activations by what they cost and give, and SEPIN of twin and NCL."""
+    from matplotlib.figure import Figure
+
+    from ncl_multi.atomic import atomic
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for kind in ("none", *NONNEGATIVE, *SIGNED):
+        rows = [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
+        if rows:
+            label = "none (twin)" if kind == "none" else kind
+            for axis, measure in ((left, "sparsity"), (middle, "class_consistency")):
+                axis.scatter([r[measure] for r in rows], [r["probe"] for r in rows], label=label)
+    left.set(xlabel="sparsity of the head's output", ylabel="linear probe of the encoder")
+    middle.set(xlabel="class consistency of the head's output", ylabel="linear probe")
+    left.legend(frameon=False, fontsize="small")
+    depths = ("1", "10", "100", "all")
+    for kind, label in (("none", "twin"), ("relu", "NCL")):
+        rows = [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
+        for convention, style in (("fixed", "-"), ("renormalised", ":")):
+            names = [f"sepin@{depth} {convention}" for depth in depths]
+            if rows and all(name in rows[0] for name in names):
+                line = [mean(row[name] for row in rows) for name in names]
+                colour = "C0" if kind == "none" else "C1"
+                right.plot(depths, line, style, color=colour, label=f"{label}, {convention}")
+    right.set(xlabel="k best dimensions", ylabel="SEPIN@k in nats", yscale="log")
+    if right.lines:
+        right.legend(frameon=False, fontsize="small")
+    for axis in (left, middle, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    with atomic(path) as unfinished:
+        figure.savefig(unfinished, dpi=120, format="png")
+
+
+def main(cfg: Config) -> None:
+    import time
+
+    from tqdm.auto import tqdm
+
+    from ncl_multi.atomic import atomic
+    from ncl_multi.report import table, write_json
+
+    parts, figures, start = Parts(cfg), {}, time.perf_counter()
+    for name, part in (bar := tqdm(parts.all().items(), desc="claims", unit="part")):
+        bar.set_postfix_str(name)
+        figures[name] = parts.kept(name, part)
+    rows = judged(figures, parts.preset.seeds)
+    if not rows:
+        print(f"{len(figures)} parts done; the table needs twin and NCL of every seed")
+        return
+    seeds = f"{len(parts.preset.seeds)} seeds, mean ± spread"
+    table(f"The paper's claims, {'quick' if cfg.quick else 'full'} preset, {seeds}", rows)
+    columns = list(next(iter(rows.values())))
+    lines = [f"| claim | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(row.values())} |" for name, row in rows.items()]
+    with atomic(cfg.out / "claims.md") as unfinished:
+        unfinished.write_text("\n".join(lines) + "\n")
+    write_json(
+        cfg.out / "claims.json", {"preset": vars(parts.preset), "rows": rows, "parts": figures}
+    )
+    draw(cfg.out / "claims.png", figures)
+    held = sum(row["held"] == "yes" for row in rows.values())
+    print(
+        f"{held} of {len(rows)} held; {time.perf_counter() - start:.0f} s; {cfg.out / 'claims.md'}"
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation; as percent unless the figures are tiny, as nats can be."""
+    if max(abs(value) for value in values) < 0.01 and any(values):
+        return f"{mean(values):.2g} ± {pstdev(values):.1g}"
+    return f"{100 * mean(values):.1f} ± {100 * pstdev(values):.1f} %"
+
+
+def _word(held: bool) -> str:
+    return "yes" if held else "NO"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,156 @@
+"""How much do the features know of the classes, and how well does it hold?
+
+Usage:
+    python evals/probe.py train.safetensors test.safetensors
+    python evals/probe.py train.safetensors test.safetensors --label-noise 0.2 0.4
+    python evals/probe.py train.safetensors test.safetensors --shifted jpeg.safetensors
+    python evals/probe.py train.safetensors test.safetensors --fine-tune runs/vision_ncl/model
+
+Whether the encoder's or the head's output is read is a matter of the file, and printed with it.
+Files of corrupted pictures and of other sets are given as `--shifted` and `--transfer`;
+`--corrupt` makes the former from a model and its data.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ncl_multi.features import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """kNN and linear probe of Features files, with noisy labels and on shifted data."""
+
+    train: tyro.conf.Positional[Path]
+    """Features with labels to learn from."""
+    test: tyro.conf.Positional[Path]
+    """Features with labels to be judged on."""
+    k: int = 20
+    """Neighbours that vote."""
+    label_noise: tuple[float, ...] = ()
+    """Shares of train labels to replace by other classes at random."""
+    shifted: tuple[Path, ...] = ()
+    """Features of the test classes under other conditions: judged with the same probe."""
+    transfer: tuple[Path, Path] | None = None
+    """Train and test features of another set, from the same model: its own probe is fitted."""
+    corrupt: Path | None = None
+    """A vision model: its encoder is probed on corrupted test pictures of `data`."""
+    fine_tune: Path | None = None
+    """A vision model to be trained whole on `data`, labels and all."""
+    data: str = "cifar10"
+    """Pictures for `corrupt` and `fine_tune`."""
+    images: int | None = 10_000
+    """Pictures of each split for `corrupt` and `fine_tune`; None for all."""
+    epochs: int = 10
+    """Passes over the pictures in fine-tuning."""
+    seed: int = 0
+    """Seed of the noise and of fine-tuning."""
+    out: Path | None = None
+    """File for the row as JSON; none to print it only."""
+
+
+def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
+    """Return one row of the report; everything in it is an accuracy on test rows."""
+    from ncl_multi.metrics import LinearProbe, knn_accuracy, linear_probe
+
+    train_y, test_y = labels(train, cfg.train), labels(test, cfg.test)
+    row = {"knn": knn_accuracy(train.z, train_y, test.z, test_y, k=cfg.k)}
+    row["linear"] = linear_probe(train.z, train_y, test.z, test_y)
+    probe = LinearProbe.fit(train.z, train_y)
+    for path in cfg.shifted:
+        other = Features.load(path)
+        row[f"linear on {path.stem}"] = probe.accuracy(other.z, labels(other, path))
+    for share in cfg.label_noise:
+        noisy = with_noise(train_y, share, cfg.seed)
+        row[f"linear, {share:.0%} wrong labels"] = linear_probe(train.z, noisy, test.z, test_y)
+    if cfg.transfer is not None:
+        there, here = (Features.load(path) for path in cfg.transfer)
+        ys = [labels(part, path) for part, path in zip((there, here), cfg.transfer, strict=True)]
+        row[f"linear, {here.about.get('data', 'transfer')}"] = linear_probe(
+            there.z, ys[0], here.z, ys[1]
+        )
+    return row
+
+
+def with_noise(y: Any, share: float, seed: int) -> Any:
+    """Labels of which this share, at random, is replaced by another class."""
+    import torch
+
+    if not 0 <= share < 1:
+        raise ValueError(f"label noise is a share from 0 to below 1; got {share}")
+    generator = torch.Generator().manual_seed(seed)
+    classes, index = y.unique(return_inverse=True)
+    wrong = torch.randperm(len(y), generator=generator)[: round(share * len(y))]
+    if len(classes) > 1:
+        turn = torch.randint(1, len(classes), (len(wrong),), generator=generator)
+        index[wrong] = (index[wrong] + turn) % len(classes)
+    return classes[index]
+
+
+def corrupted(cfg: Config) -> dict[str, float]:
+    """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
+    from ncl_multi import data
+    from ncl_multi.adapters.vision import NonNegVision
+    from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
+    from ncl_multi.metrics import LinearProbe
+
+    model = NonNegVision.from_pretrained(str(cfg.corrupt))
+    train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
+    probe = LinearProbe.fit(model.embed(train.images)[0], train.y)
+    worse = {kind: corrupt(test.images[:], kind) for kind in CORRUPTIONS}
+    return {
+        f"encoder, {kind}": probe.accuracy(model.embed(pictures)[0], test.y)
+        for kind, pictures in ({"clean": test.images} | worse).items()
+    }
+
+
+def fine_tuned(cfg: Config) -> dict[str, float]:
+    """Accuracy after the whole encoder was trained on labels."""
+    from ncl_multi import data
+    from ncl_multi.adapters.views import Views
+    from ncl_multi.adapters.vision import NonNegVision
+    from ncl_multi.metrics import fine_tuned_accuracy
+
+    model = NonNegVision.from_pretrained(str(cfg.fine_tune))
+    train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
+    accuracy = fine_tuned_accuracy(
+        model,
+        lambda model, x: model.features(x),
+        (train.images[:], train.y),
+        (test.images[:], test.y),
+        augment=Views(model.size, jitter=0.0, hue=0.0, grey_share=0.0),
+        prepare=lambda x: x.expand(-1, 3, -1, -1).float() / 255,
+        epochs=cfg.epochs,
+        seed=cfg.seed,
+    )
+    return {"encoder, fine-tuned": accuracy}
+
+
+def labels(features: Features, path: Path) -> Any:
+    if features.y is None or features.y.ndim != 1:
+        raise ValueError(f"a probe needs one label a row; {path} has none")
+    return features.y
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import table, write_json
+
+    test = Features.load(cfg.test)
+    row = evaluate(Features.load(cfg.train), test, cfg)
+    row |= corrupted(cfg) if cfg.corrupt is not None else {}
+    row |= fine_tuned(cfg) if cfg.fine_tune is not None else {}
+    output = test.about.get("output", "output not said")
+    table(f"Accuracy, {output}: {cfg.test}", {name: {"accuracy": got} for name, got in row.items()})
+    about = {name: value for name, value in test.about.items() if name != "classes"}
+    whole = about | {"train": str(cfg.train), "test": str(cfg.test)} | row
+    print(json.dumps(whole, default=str))
+    if cfg.out is not None:
+        write_json(cfg.out, whole)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,168 @@
+"""How few dimensions will do? Probe, retrieval and transfer against the number kept.
+
+Usage:
+    python evals/shorten.py train.safetensors test.safetensors
+    python evals/shorten.py train.safetensors test.safetensors --keep 64 32 16
+    python evals/shorten.py train.safetensors test.safetensors --before pre_train.safetensors \
+pre_test.safetensors
+
+Dimensions are ranked on the train file, once, before any probe is fitted. The rules: expected
+activation with ReLU (mean of relu(z)) and without (mean of z), variance, random, and truncation
+(the first ones). Codes that went through ReLU have the same mean with and without it; `--before`
+gives the same rows before the activation, which the rule without ReLU then ranks and keeps.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ncl_multi.features import Features
+
+RULES = ("activation with ReLU", "activation without ReLU", "variance", "random", "truncation")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Probe, retrieval and transfer with fewer dimensions."""
+
+    train: tyro.conf.Positional[Path]
+    """Features with labels: dimensions are ranked and the probe is fitted on them."""
+    test: tyro.conf.Positional[Path]
+    """Features with labels to be judged on."""
+    keep: tuple[int, ...] = ()
+    """Numbers of dimensions to keep; by default a half, a quarter, an eighth and a sixteenth."""
+    before: tuple[Path, Path] | None = None
+    """Train and test features of the same rows before the activation."""
+    transfer: tuple[Path, Path] | None = None
+    """Train and test features of another set, from the same model."""
+    seed: int = 0
+    """Seed of the random rule."""
+    out: Path = Path("runs/shorten")
+    """Folder for `shorten.json`, `shorten.md` and the plot, `shorten.png`."""
+
+
+def ranking(z: Any, rule: str, seed: int = 0) -> Any:
+    """All dimensions of unit rows, the most worth keeping first."""
+    import torch
+
+    d = z.shape[1]
+    if rule == "random":
+        return torch.randperm(d, generator=torch.Generator().manual_seed(seed))
+    if rule == "truncation":
+        return torch.arange(d)
+    score = {
+        "activation with ReLU": lambda: z.relu().mean(0),
+        "activation without ReLU": lambda: z.mean(0),
+        "variance": lambda: z.var(0),
+    }[rule]()
+    return score.argsort(descending=True, stable=True)
+
+
+def measure(sets: dict[str, tuple[Features, Features]], kept: Any) -> dict[str, float]:
+    """Probe and class retrieval on the first set; the probe on the others."""
+    from ncl_multi.metrics import linear_probe, retrieval
+
+    row = {}
+    for name, (train, test) in sets.items():
+        a, b = (part.dense().float()[:, kept] for part in (train, test))
+        row[name] = linear_probe(a, train.y, b, test.y)
+        if name == "probe":
+            found = retrieval(b, None, test.y, ks=(10,))
+            row |= {"retrieval mAP": found["map"], "precision@10": found["precision@10"]}
+    return row
+
+
+def evaluate(
+    sets: dict[str, tuple[Features, Features]],
+    keep: tuple[int, ...] = (),
+    *,
+    before: dict[str, tuple[Features, Features]] | None = None,
+    seed: int = 0,
+) -> dict[str, dict[str, Any]]:
+    """One row for all dimensions, then one for each rule and number kept."""
+    import torch
+    from tqdm.auto import tqdm
+
+    train, _ = sets["probe"]
+    d = train.dims
+    keep = keep or tuple(d // part for part in (2, 4, 8, 16) if d // part)
+    if any(not 1 <= m <= d for m in keep):
+        raise ValueError(f"numbers to keep must lie in 1..{d}, the width; got {keep}")
+    for name, (a, b) in sets.items():
+        if a.y is None or b.y is None or a.y.ndim != 1 or b.y.ndim != 1:
+            raise ValueError(f"{name} needs one label a row in both files; one has none")
+        if (a.dims, b.dims) != (d, d):
+            raise ValueError(f"all files must be {d} wide, of one model; got {a.dims}, {b.dims}")
+    rows = {"all": {"rule": "all", "kept": d} | measure(sets, torch.arange(d))}
+    for rule in tqdm(RULES, desc="rules", disable=None):
+        chosen = before if before is not None and rule == "activation without ReLU" else sets
+        z = torch.nn.functional.normalize(chosen["probe"][0].dense().float(), dim=1)
+        order = ranking(z, rule, seed)
+        for m in keep:
+            rows[f"{m}, {rule}"] = {"rule": rule, "kept": m} | measure(chosen, order[:m])
+    return rows
+
+
+def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
+    """Each measure against the number of dimensions kept, a line a rule."""
+    from matplotlib.figure import Figure
+
+    from ncl_multi.atomic import atomic
+
+    measures = [name for name in rows["all"] if name not in ("rule", "kept")]
+    figure = Figure(figsize=(4 * len(measures), 3.4), layout="constrained")
+    for axis, name in zip(figure.subplots(1, len(measures)), measures, strict=True):
+        for rule in RULES:
+            line = sorted(
+                (row["kept"], row[name])
+                for row in rows.values()
+                if row["rule"] in (rule, "all") and name in row
+            )
+            axis.plot(*zip(*line, strict=True), marker="o", markersize=3, label=rule)
+        axis.axhline(rows["all"][name], color="grey", linewidth=0.8, linestyle=":")
+        axis.set(xlabel="dimensions kept", ylabel=name, xscale="log")
+        axis.set_xticks(
+            sorted({row["kept"] for row in rows.values()}),
+            labels=sorted({row["kept"] for row in rows.values()}),
+            minor=False,
+        )
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+        if name == measures[0]:
+            axis.legend(frameon=False, fontsize="small")
+    with atomic(path) as unfinished:
+        figure.savefig(unfinished, dpi=120, format="png")
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.atomic import atomic
+    from ncl_multi.report import table, write_json
+
+    def pair(paths: tuple[Path, Path]) -> tuple[Features, Features]:
+        return Features.load(paths[0]), Features.load(paths[1])
+
+    sets = {"probe": pair((cfg.train, cfg.test))}
+    before = None if cfg.before is None else {"probe": pair(cfg.before)}
+    if cfg.transfer is not None:
+        sets["transfer"] = pair(cfg.transfer)
+    rows = evaluate(sets, cfg.keep, before=before, seed=cfg.seed)
+    table(f"Fewer dimensions: {cfg.test}", rows)
+    test = sets["probe"][1]
+    about = {name: value for name, value in test.about.items() if name != "classes"}
+    print(json.dumps(about | {"train": str(cfg.train), "test": str(cfg.test), "rows": rows}))
+    measures = [name for name in rows["all"] if name not in ("rule", "kept")]
+    lines = [f"| kept | rule | {' | '.join(measures)} |", "|---" * (len(measures) + 2) + "|"]
+    for row in rows.values():
+        cells = " | ".join(f"{100 * row[m]:.1f}" if m in row else "" for m in measures)
+        lines.append(f"| {row['kept']} | {row['rule']} | {cells} |")
+    draw(cfg.out / "shorten.png", rows)
+    with atomic(cfg.out / "shorten.md") as unfinished:
+        unfinished.write_text("\n".join(lines) + "\n")
+    write_json(cfg.out / "shorten.json", about | {"rows": rows})
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
