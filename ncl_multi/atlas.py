@@ -58,7 +58,7 @@ def write_atlas(run: Path) -> Path:
     many are taken at even distances.
     """
     run = Path(run)
-    chosen = _chosen(run / "features")
+    chosen = head_features(run / "features")
     limit = MOST_ITEMS // len(chosen)
     kept = {name: _spread(len(features), limit) for name, features in chosen.items()}
     sides = [_take(features, kept[name]) for name, features in chosen.items()]
@@ -79,8 +79,8 @@ def write_atlas(run: Path) -> Path:
     return run / "atlas.html"
 
 
-def _chosen(folder: Path) -> dict[str, Features]:
-    """The file of each side to show, by its name."""
+def head_features(folder: Path) -> dict[str, Features]:
+    """What the head put out for each side of a run, by file name; the test split, if any."""
     sides: dict[Any, tuple[str, Features]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         features = Features.load(path)

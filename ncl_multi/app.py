@@ -1,0 +1,228 @@
+"""Search a run by hand: type words or drop a picture, see what matches and why, switch concepts.
+
+Usage:
+    python -m ncl_multi.app runs/clip_ncl
+"""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from ncl_multi.atlas import head_features
+from ncl_multi.explain import Match, explain, name_dimensions, steer, unit_rows
+from ncl_multi.features import Features
+from ncl_multi.search import SparseIndex
+
+EVERYTHING = "everything"
+
+
+@dataclass(frozen=True)
+class Item:
+    """What the app shows of one item."""
+
+    text: str
+    side: str
+    picture: bytes | None
+
+
+class Desk:
+    """A run made ready for questions: its items, their index, the names, the model if it has one.
+
+    A run of non-negative codes is needed; the twin's cannot be explained.
+    """
+
+    def __init__(self, run: str | Path):
+        run = Path(run)
+        sides = list(head_features(run / "features").values())
+        wordy = max(sides, key=lambda side: (side.about.get("side") == "text", bool(side.items)))
+        self.names = wordy.about.get("names") or name_dimensions(wordy)
+        self.items = [item for side in sides for item in _items(side)]
+        self.sides = list(dict.fromkeys(item.side for item in self.items))
+        self.index = SparseIndex(sides[0].dims, self.names)
+        for side in sides:
+            self.index.add(np.arange(len(side)) + len(self.index), side.z)
+        self.model = load_model(run / "model") if (run / "model").is_dir() else None
+        self.title = run.resolve().name
+
+    def code(self, text: str = "", image: Any = None, item: int | None = None) -> csr_array:
+        """The code of a question: of an item if its number is given, else an image, else a text."""
+        if item is not None:
+            if not 0 <= item < len(self.items):
+                raise ValueError(f"items are numbered 0..{len(self.items) - 1}; got {item}")
+            return self.index.codes([item])
+        if image is None and not text.strip():
+            raise ValueError("type some words, drop a picture, or give the number of an item")
+        if self.model is None:
+            raise ValueError("this run holds no model that can encode; give the number of an item")
+        return unit_rows(self.model.encode([text if image is None else image]))
+
+    def concepts(self, code: csr_array, most: int = 12) -> list[int]:
+        """The dimensions that weigh most in a code."""
+        order = np.argsort(-code.data, kind="stable")[:most]
+        return code.indices[order].tolist()
+
+    def label(self, dim: int) -> str:
+        """A concept as one can pick it from a list."""
+        return f"#{dim} {self.names[dim]}".strip()
+
+    def find(
+        self,
+        code: csr_array,
+        *,
+        drop: Sequence[int] = (),
+        boost: Mapping[int | str, float] | None = None,
+        side: str = EVERYTHING,
+        k: int = 12,
+    ) -> list[Match]:
+        """The best items for a code, without some concepts and with more of others."""
+        query = steer(code, drop=drop, boost=boost)
+        if not query.nnz:
+            raise ValueError("nothing is left of the question: leave some concept in")
+        within = None
+        if side != EVERYTHING:
+            within = [number for number, item in enumerate(self.items) if item.side == side]
+        ids, scores = self.index.search(query, k, within=within)
+        found = ids[0][ids[0] >= 0]
+        codes = self.index.codes(found)
+        return [
+            Match(int(item), float(score), explain(query, codes[[row]], self.names))
+            for row, (item, score) in enumerate(zip(found, scores[0], strict=False))
+        ]
+
+    def page(self, matches: Sequence[Match]) -> str:
+        """Matches as HTML, each with its reasons; all text is escaped."""
+        if not matches:
+            return "<p>No item shares a concept with this.</p>"
+        return "".join(self._result(match) for match in matches)
+
+    def _result(self, match: Match) -> str:
+        item = self.items[match.id]
+        picture = ""
+        if item.picture:
+            data = base64.b64encode(item.picture).decode()
+            picture = (
+                f'<img src="data:{_kind(item.picture)};base64,{data}" alt="" '
+                f'style="width:72px;height:72px;object-fit:cover;border-radius:8px">'
+            )
+        reasons = " + ".join(
+            f"<b>{part.share:.2f}</b>&nbsp;{html.escape(part.name)}" for part in match.parts[:5]
+        )
+        rest = sum(part.share for part in match.parts[5:])
+        others = f" + <b>{rest:.2f}</b>&nbsp;others" if rest >= 0.005 else ""
+        return (
+            f'<div style="display:flex;gap:14px;align-items:center;margin:10px 0">{picture}'
+            f"<div><div><b>{match.score:.2f}</b> {html.escape(item.text)} "
+            f'<span style="opacity:.6">(item {match.id})</span></div>'
+            f'<div style="opacity:.85;font-size:.9em">= {reasons}{others}</div></div></div>'
+        )
+
+
+def load_model(folder: Path) -> Any:
+    """The model of a run, whichever kind it is; None where questions cannot come from outside."""
+    config = json.loads((folder / "config.json").read_text())
+    if (folder / "towers").is_dir():
+        from ncl_multi.adapters.clip import NonNegClip
+
+        return NonNegClip.from_pretrained(folder)
+    if str(config.get("format", "")).startswith("ncl_multi.encoder/"):
+        from ncl_multi.wrap import NonNegEncoder
+
+        return NonNegEncoder.from_pretrained(folder)
+    if "size" in config:
+        from ncl_multi.adapters.vision import NonNegVision
+
+        return NonNegVision.from_pretrained(folder)
+    return None
+
+
+def build(desk: Desk) -> Any:
+    """The app, ready to launch."""
+    try:
+        import gradio as gr
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("needs gradio: pip install 'ncl-multi[app]'") from error
+
+    def numbers(labels: Sequence[str] | None) -> list[int]:
+        return [int(label.split()[0].removeprefix("#")) for label in labels or ()]
+
+    def answer(text, image, item, side, dropped, added, weight):
+        try:
+            code = desk.code(text or "", image, None if item is None else int(item))
+            boost: dict[int | str, float] = dict.fromkeys(numbers(added), float(weight))
+            return desk.page(desk.find(code, drop=numbers(dropped), boost=boost, side=side))
+        except ValueError as error:
+            raise gr.Error(str(error)) from error
+
+    def ask(text, image, item, side):
+        try:
+            code = desk.code(text or "", image, None if item is None else int(item))
+        except ValueError as error:
+            raise gr.Error(str(error)) from error
+        choices = [desk.label(dim) for dim in desk.concepts(code)]
+        return gr.update(choices=choices, value=[]), answer(text, image, item, side, [], [], 0)
+
+    named = [desk.label(dim) for dim, name in enumerate(desk.names) if name]
+    with gr.Blocks(title=f"Search {desk.title}", analytics_enabled=False) as app:
+        gr.Markdown(f"## Search {html.escape(desk.title)}\nWhy two things match, and without what.")
+        with gr.Row():
+            with gr.Column(scale=1):
+                text = gr.Textbox(label="Words")
+                image = gr.Image(label="Picture", type="pil", height=180)
+                item = gr.Number(label="Or the number of an item", precision=0, value=None)
+                side = gr.Radio(
+                    [EVERYTHING, *desk.sides],
+                    value=EVERYTHING,
+                    label="Among",
+                    visible=len(desk.sides) > 1,
+                )
+                button = gr.Button("Search", variant="primary")
+            with gr.Column(scale=2):
+                dropped = gr.CheckboxGroup([], label="Its concepts: tick to leave out")
+                with gr.Row():
+                    added = gr.Dropdown(named, multiselect=True, label="Concepts to add")
+                    weight = gr.Slider(0.1, 1.0, 0.5, label="How much")
+                results = gr.HTML()
+        question, steering = [text, image, item, side], [dropped, added, weight]
+        for event in (button.click, text.submit):
+            event(ask, question, [dropped, results])
+        for changed in (dropped.input, added.input, weight.input):
+            changed(answer, [*question, *steering], results)
+    return app
+
+
+def main(run: Path) -> None:
+    """Serve the app of a run on this machine."""
+    build(Desk(run)).launch()
+
+
+def _items(features: Features) -> list[Item]:
+    side = str(features.about.get("side") or "item")
+    texts = [f"{side} {row}" for row in range(len(features))]
+    classes = features.about.get("classes")
+    if features.items is not None:
+        texts = [str(text) for text in features.items]
+    elif classes and features.y is not None and features.y.ndim == 1:
+        texts = [str(classes[label]) for label in features.y.tolist()]
+    pictures: Sequence[bytes | None] = features.thumbnails or [None] * len(features)
+    return [Item(text, side, picture) for text, picture in zip(texts, pictures, strict=True)]
+
+
+def _kind(picture: bytes) -> str:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(picture)) as image:
+        return Image.MIME.get(str(image.format), "image/png")
+
+
+if __name__ == "__main__":
+    import tyro
+
+    tyro.cli(main, config=(tyro.conf.Positional,))
