@@ -87,6 +87,7 @@ class Claim:
     paper: str
     measure: str
     rule: Callable[[Sequence[float], Sequence[float]], bool]
+    unit: str = "%"
 
 
 def higher(twin: Sequence[float], ncl: Sequence[float]) -> bool:
@@ -123,13 +124,23 @@ CLAIMS = (
     Claim("Fine-tuning, encoder", "92.3 -> 92.6 %", "fine_tuned", higher),
     Claim("Corrupted pictures, encoder", "34.5 -> 36.1 % (ImageNet-100)", "corrupted", higher),
     *(
-        Claim(f"SEPIN@{k}, {kind}", f"{paper} (unit not known)", f"sepin@{k} {kind}", higher)
+        Claim(
+            f"SEPIN@{k}, {kind}", f"{paper} (unit not known)", f"sepin@{k} {kind}", higher, "nats"
+        )
         for kind in ("renormalised", "fixed")
         for k, paper in SEPIN_IN_PAPER.items()
     ),
-    Claim("Quarter of dims by activation: probe", "-0.3 -> 0.0", "probe_change", loses_nothing),
-    Claim("Quarter of dims by activation: mAP", "-0.7 -> 0.0", "map_change", loses_nothing),
-    Claim("Quarter of dims at random: probe", "-0.6 -> -4.6", "random_change", lower),
+    Claim(
+        "Quarter of dims by activation: probe",
+        "-0.3 -> 0.0",
+        "probe_change",
+        loses_nothing,
+        "points",
+    ),
+    Claim(
+        "Quarter of dims by activation: mAP", "-0.7 -> 0.0", "map_change", loses_nothing, "points"
+    ),
+    Claim("Quarter of dims at random: probe", "-0.6 -> -4.6", "random_change", lower, "points"),
     Claim("NCE above CE, supervised", "76.1 -> 78.6 % (ImageNet-100)", "supervised", higher),
     Claim("Posterior recovered: cosine", "exact, in theory", "posterior", over_nine_tenths),
     Claim("Factors of own sprites: DCI", "no figure", "disentanglement", higher),
@@ -440,10 +451,10 @@ def judged(figures: dict[str, Row], seeds: Sequence[int]) -> dict[str, dict[str,
         if len(twin) == len(ncl) == len(seeds):
             table[claim.says] = {
                 "paper, twin -> NCL": claim.paper,
-                "twin": _spread(twin),
-                "NCL": _spread(ncl),
+                "twin": _spread(twin, claim.unit),
+                "NCL": _spread(ncl, claim.unit),
                 "held if": (claim.rule.__doc__ or "").rstrip("."),
-                "held": "yes" if claim.rule(twin, ncl) else "NO",
+                "held": _word(claim.rule(twin, ncl)),
             }
     probes = {kind: values(kind, "probe") for kind in (*NONNEGATIVE, *SIGNED)}
     if all(len(probe) == len(seeds) for probe in probes.values()):
@@ -529,11 +540,11 @@ def main(cfg: Config) -> None:
     )
 
 
-def _spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation; as percent unless the figures are tiny, as nats can be."""
-    if max(abs(value) for value in values) < 0.01 and any(values):
-        return f"{mean(values):.2g} ± {pstdev(values):.1g}"
-    return f"{100 * mean(values):.1f} ± {100 * pstdev(values):.1f} %"
+def _spread(values: Sequence[float], unit: str = "%") -> str:
+    """Mean and standard deviation over seeds."""
+    if unit == "nats":
+        return f"{mean(values):.4f} ± {pstdev(values):.4f}"
+    return f"{100 * mean(values):.1f} ± {100 * pstdev(values):.1f}{' %' if unit == '%' else ''}"
 
 
 def _word(held: bool) -> str:

@@ -197,7 +197,7 @@ class _Ranking:
         return torch.where(self.before[:, last] > 0, 1.0, 1 - none)
 
     def ndcg(self, k: int) -> Tensor:
-        places = torch.arange(self.gain.shape[1], device=self.gain.device)
+        places = torch.arange(self.gain.shape[1], device=self.gain.device, dtype=torch.float64)
         discount = 1 / torch.log2(places[:k] + 2)
         return (self.gain[:, :k] * discount).sum(1) / (self.ideal[:, :k] * discount).sum(1)
 
