@@ -137,14 +137,14 @@ def test_a_blur_is_kornias_blur():
     still = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "mirror": 0.0}
     still |= {"jitter_share": 0.0, "grey_share": 0.0}
     got = Views(64, blur_share=1.0, **still)(x)
-    candidates = torch.linspace(0.1, 2.0, 400) * 64 / 224
+    candidates = torch.linspace(0.1, 2.0, 100) * 64 / 224
     errors = [
         (kornia.filters.gaussian_blur2d(x / 255, (7, 7), (float(d), float(d))) - got)[
             :, :, 8:-8, 8:-8
         ].abs().max()
         for d in candidates
     ]  # fmt: skip
-    assert min(errors) < 2e-3
+    assert min(errors) < 5e-3
 
 
 def test_views_are_three_times_as_fast_as_transforms_of_one_picture_at_a_time():
