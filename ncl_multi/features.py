@@ -76,7 +76,7 @@ class Features:
 
     def sparse(self) -> csr_array:
         """The codes as a `csr_array`."""
-        return self.z if issparse(self.z) else csr_array(self.z.float().cpu().numpy())
+        return self.z if issparse(self.z) else _csr(self.z)
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file, whole or not at all."""
@@ -114,10 +114,10 @@ class Features:
                 z=_read_codes(tensors),
                 y=tensors.get("y"),
                 items=None if items is None else [item.decode() for item in items],
-                about=json.loads(metadata["about"]),
+                about=dict(json.loads(metadata["about"])),
                 thumbnails=thumbnails,
             )
-        except (KeyError, IndexError, ValueError) as error:
+        except (KeyError, IndexError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
 
 
@@ -138,16 +138,32 @@ def _codes(z: Any) -> dict[str, Tensor]:
         # A stored entry costs its value and its column: sparse pays below one half.
         if torch.count_nonzero(z) * 2 >= z.numel():
             return {"z": z.detach().cpu().contiguous()}
-        z = csr_array(z.detach().float().cpu().numpy())
-    parts = {"data": z.data, "indices": z.indices, "indptr": z.indptr}
+        z = _csr(z)
+    elif z.dtype not in (np.float32, np.float64):
+        z = z.astype(np.float32)
+    # One width for both, or scipy would copy them when they are read.
+    width = np.int32 if max(z.nnz, z.shape[1]) < 2**31 else np.int64
+    parts = {
+        "data": z.data, "indices": z.indices.astype(width), "indptr": z.indptr.astype(width),
+    }  # fmt: skip
     tensors = {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
     return tensors | {"shape": torch.tensor(z.shape)}
+
+
+def _csr(z: Tensor) -> csr_array:
+    z = z.detach().cpu()
+    return csr_array((z if z.dtype == torch.float64 else z.float()).numpy())
 
 
 def _read_codes(tensors: dict[str, Tensor]) -> Tensor | csr_array:
     if "z" in tensors:
         return tensors["z"]
-    data, indices, indptr = (tensors[name].numpy() for name in ("data", "indices", "indptr"))
+    whole = (torch.int32, torch.int64)
+    kinds = {"data": (torch.float32, torch.float64)} | dict.fromkeys(("indices", "indptr"), whole)
+    for name, allowed in kinds.items():
+        if tensors[name].dtype not in allowed or tensors[name].ndim != 1:
+            raise ValueError(f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}")
+    data, indices, indptr = (tensors[name].numpy() for name in kinds)
     z = csr_array((data, indices, indptr), shape=tuple(tensors["shape"].tolist()))
     z.check_format(full_check=True)
     return z
