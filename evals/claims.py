@@ -399,7 +399,9 @@ def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
     }
 
 
-def posterior(activation: Any, seed: int, items: int = 300, classes: int = 6) -> Row:
+def posterior(
+    activation: Any, seed: int, items: int = 300, classes: int = 6, steps: int = 1500
+) -> Row:
     """Free codes of items whose positives share a latent class, trained with the spectral loss.
 
     The optimum is P(class | x) / sqrt(P(class)) up to the order of dimensions. The figure is the
@@ -421,15 +423,19 @@ def posterior(activation: Any, seed: int, items: int = 300, classes: int = 6) ->
     given_class = weight / weight.sum(0)
     joint = given_class * prior
     truth = (joint / joint.sum(1, keepdim=True)) / prior.sqrt()
-    raw = torch.rand(items, classes, generator=generator).requires_grad_()
-    optimizer = torch.optim.Adam([raw], lr=0.02)
-    for _ in range(3000):
-        latent = torch.multinomial(prior, 512, replacement=True, generator=generator)
-        a, b = (
-            torch.multinomial(given_class.T[latent], 1, generator=generator)[:, 0] for _ in range(2)
+    latent = torch.multinomial(prior, 100_000, replacement=True, generator=generator)
+    pairs = torch.empty(2, len(latent), dtype=torch.long)
+    for j in range(classes):
+        mine = latent == j
+        drawn = torch.multinomial(
+            given_class[:, j], 2 * int(mine.sum()), replacement=True, generator=generator
         )
+        pairs[:, mine] = drawn.view(2, -1)
+    raw = torch.rand(items, classes, generator=generator).requires_grad_()
+    optimizer = torch.optim.Adam([raw], lr=0.03)
+    for rows in torch.randint(len(latent), (steps, 1024), generator=generator):
         codes = raw.relu() if activation == "relu" else raw
-        spectral(codes[a], codes[b]).backward()
+        spectral(codes[pairs[0, rows]], codes[pairs[1, rows]]).backward()
         optimizer.step()
         optimizer.zero_grad()
     codes = raw.detach().relu() if activation == "relu" else raw.detach()
