@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.training_args import (
 from torch import nn
 
 from ncl_multi import data
-from ncl_multi.adapters.sentence import NonNegRankingLoss
+from ncl_multi.adapters.sentence import NonNegLoss
 
 model = SentenceTransformer(str(data.minilm()), device="cpu")
 model.append(Dense(384, 1024, activation_function=nn.ReLU()))  # <- the line
@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
             use_cpu=True,
         ),
         train_dataset=pairs,
-        loss=NonNegRankingLoss(model),
+        loss=NonNegLoss(model),
     ).train()
 z = model.encode(["a kitten naps"])
 print(f"active {(z > 0).mean():.1%}")
