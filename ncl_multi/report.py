@@ -26,10 +26,10 @@ def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     for name, row in rows.items():
         shown.add_row(escape(name), *(_cell(row.get(measure)) for measure in measures))
     console = Console()
-    # A pipe has no width: let a wide table run on rather than lose columns.
-    console.print(
-        shown, width=None if console.is_terminal else 10 * len(measures) + 200, crop=False
-    )
+    if not console.is_terminal:
+        # A pipe has no width, and rich takes 80: let a wide table run on, do not cut its cells.
+        console = Console(width=10 * len(measures) + 200)
+    console.print(shown)
 
 
 def write_json(path: str | Path, content: Any) -> Path:
