@@ -49,7 +49,7 @@ def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None
     from ncl_multi.atomic import atomic
     from ncl_multi.metrics.codes import active_counts, check_labels, rows_active, unit_rows
 
-    figure = Figure(figsize=(12 if labels else 8, 3.4), layout="constrained")
+    figure = Figure(figsize=(12 if labels else 8, 4), layout="constrained")
     axes = figure.subplots(1, 3 if labels else 2)
     for name, features in files.items():
         z = unit_rows(features.z)
@@ -67,7 +67,7 @@ def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None
     for axis, (what, of) in zip(axes, titles, strict=True):
         axis.set(xlabel=what, ylabel=f"number of {of}")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", frameon=False)
     with atomic(path) as unfinished:
         figure.savefig(unfinished, dpi=120, format="png")
 

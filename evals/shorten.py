@@ -113,7 +113,7 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     from ncl_multi.atomic import atomic
 
     measures = [name for name in rows["all"] if name not in ("rule", "kept")]
-    figure = Figure(figsize=(4 * len(measures), 3.4), layout="constrained")
+    figure = Figure(figsize=(4 * len(measures), 3.8), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(measures)), measures, strict=True):
         for rule in RULES:
             line = sorted(
@@ -121,7 +121,9 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
                 for row in rows.values()
                 if row["rule"] in (rule, "all") and name in row
             )
-            axis.plot(*zip(*line, strict=True), marker="o", markersize=3, label=rule)
+            # Dashed, or it would hide the line with ReLU where the two are the same.
+            style = "--" if rule == "activation without ReLU" else "-"
+            axis.plot(*zip(*line, strict=True), style, marker="o", markersize=3, label=rule)
         axis.axhline(rows["all"][name], color="grey", linewidth=0.8, linestyle=":")
         axis.set(xlabel="dimensions kept", ylabel=name, xscale="log")
         axis.set_xticks(
@@ -131,8 +133,8 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
         )
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
-        if name == measures[0]:
-            axis.legend(frameon=False, fontsize="small")
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper left", ncols=len(RULES), frameon=False)
     with atomic(path) as unfinished:
         figure.savefig(unfinished, dpi=120, format="png")
 
