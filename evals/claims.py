@@ -68,7 +68,7 @@ QUICK = Preset(
     size=16,
     images=5_000,
     test_images=2_000,
-    epochs=6,
+    epochs=8,
     batch_size=128,
     lr=2e-3,
     lars=False,
@@ -173,9 +173,10 @@ class Parts:
                 parts[f"contrastive {kind} {seed}"] = lambda k=kind, s=seed: self.contrastive(k, s)
                 parts[f"supervised {kind} {seed}"] = lambda k=kind, s=seed: self.supervised(k, s)
                 parts[f"posterior {kind} {seed}"] = lambda k=kind, s=seed: posterior(k, s)
-                parts[f"sprites {kind} {seed}"] = lambda k=kind, s=seed: self.sprites(k, s)
             for kind in (*NONNEGATIVE[1:], *SIGNED):
                 parts[f"contrastive {kind} {seed}"] = lambda k=kind, s=seed: self.contrastive(k, s)
+            for kind in ("none", "relu"):
+                parts[f"sprites {kind} {seed}"] = lambda k=kind, s=seed: self.sprites(k, s)
         return {name: part for name, part in parts.items() if name.startswith(self.cfg.only)}
 
     def kept(self, name: str, part: Callable[[], Row]) -> Row:
