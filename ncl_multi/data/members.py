@@ -2,7 +2,6 @@
 
 import hashlib
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from ncl_multi.data.fetch import Package, cache, fetch, say
+from ncl_multi.data.fetch import Package, cache, fetch, say, unfinished
 
 # A zip or tar knows no drive letters, but the file system it is unpacked to may.
 _UNSAFE = (":", "\\", "\0")
@@ -104,19 +103,16 @@ def safe(names: Iterable[str]) -> None:
 
 def unpack(archive: Path, under: Sequence[str], target: Path) -> None:
     """Unpack a part of a zip, whole or not at all: what was in the target stays until then."""
-    with (
-        zip_members(archive) as members,
-        tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as part,
-    ):
+    with zip_members(archive) as members, unfinished(target) as part:
         names = _below(members.names, under)
         safe(names)
         for name in names:
-            path = Path(part) / "whole" / name
+            path = part / "whole" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(members.read(name))
         if target.exists():
-            target.rename(Path(part) / "old")
-        (Path(part) / "whole").rename(target)
+            target.rename(part / "old")
+        (part / "whole").rename(target)
 
 
 def _below(names: Iterable[str], under: Sequence[str]) -> list[str]:
