@@ -255,7 +255,7 @@ def test_self_loops_directed_edges_and_isolated_nodes_are_taken_care_of(capsys):
     ready = prepare(Data(x=torch.ones(4, 2), edge_index=torch.tensor([[0, 1, 1], [1, 1, 2]])))
     assert sorted(map(tuple, ready.edge_index.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert "both ways" in capsys.readouterr().err
-    assert torch.equal(ready.x, torch.full((4, 2), 0.5))
+    assert torch.equal(ready.x, torch.full((4, 2), 10.0))
     assert GraphCL(2, 4, hidden_dim=4).encode(ready).shape == (4, 4)
 
 
@@ -478,6 +478,6 @@ def test_settings_left_open_are_graces():
     cfg = graph_ncl.complete(graph_ncl.Config(data="citeseer"), nodes=3327)
     assert (cfg.lr, cfg.hidden, cfg.temperature) == (1e-3, 256, 0.9)
     assert (cfg.drop_edges, cfg.drop_features) == ((0.2, 0.0), (0.3, 0.2))
-    assert cfg.batch_size == 1024
+    assert cfg.batch_size == 256
     assert graph_ncl.complete(graph_ncl.Config(lr=0.1), nodes=30).lr == 0.1
     assert graph_ncl.complete(graph_ncl.Config(epochs=3), nodes=30).steps is None

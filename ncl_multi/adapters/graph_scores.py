@@ -15,7 +15,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[graph]'") from error
 
-_PENALTIES = 2.0 ** np.arange(-4, 15, 2)
+_PENALTIES = 2.0 ** np.arange(-10, 11, 2)
 _FOLDS = 5
 
 
@@ -39,7 +39,7 @@ def node_accuracy(z: Tensor, y: Tensor, train: Tensor, test: Tensor) -> float:
     _, sizes = np.unique(labels[learn], return_counts=True)
     if len(sizes) < 2:
         raise ValueError("the nodes to learn from all have one label; draw another split")
-    model: Any = LogisticRegression(max_iter=500, tol=1e-3)
+    model: Any = LogisticRegression(max_iter=1000, tol=1e-4)
     if sizes.min() >= _FOLDS:
         model = GridSearchCV(model, {"C": _PENALTIES}, cv=_FOLDS)
     return float(model.fit(rows[learn], labels[learn]).score(rows[ask], labels[ask]))
@@ -57,7 +57,7 @@ def k_means(z: Tensor, clusters: int, seed: int) -> Tensor:
     return torch.from_numpy(found)
 
 
-def agreement(clusters: Tensor, y: Tensor) -> dict[str, float]:
+def agreement(clusters: Tensor, y: Tensor) -> dict[str, float | int]:
     """NMI and ARI of a clustering with the labels, on labelled nodes.
 
     Example:

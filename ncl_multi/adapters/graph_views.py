@@ -45,7 +45,7 @@ def view(
     edges: float,
     features: float,
     adaptive: Adaptive | None = None,
-) -> tuple[Tensor, Edges]:
+) -> tuple[Tensor, Int[Tensor, "2 kept"]]:
     """The graph without a share `edges` of its edges and `features` of its feature columns.
 
     The same columns go for all nodes, as in GRACE. `x` may be sparse (CSR).
