@@ -5,8 +5,8 @@ Usage:
     python evals/disentangle.py view_a.safetensors --other-view view_b.safetensors
 
 SEPIN is given in both conventions, `renormalised` and `fixed`; see DESIGN.md. Files whose labels
-are a table, one column a factor, get the measures that need factors; `evals/claims.py sprites`
-writes such files from its own generator of the dSprites kind.
+are a table, one column a factor, get the measures that need factors; such files are written by
+`python evals/claims.py --quick --only sprites`, from our own generator of the dSprites kind.
 """
 
 import json

@@ -110,6 +110,8 @@ def corrupted(cfg: Config) -> dict[str, float]:
 
 def fine_tuned(cfg: Config) -> dict[str, float]:
     """Accuracy after the whole encoder was trained on labels."""
+    from torch.nn.functional import interpolate
+
     from ncl_multi import data
     from ncl_multi.adapters.views import Views
     from ncl_multi.adapters.vision import NonNegVision
@@ -117,13 +119,16 @@ def fine_tuned(cfg: Config) -> dict[str, float]:
 
     model = NonNegVision.from_pretrained(str(cfg.fine_tune))
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
+    size = (model.size, model.size)
     accuracy = fine_tuned_accuracy(
         model,
         lambda model, x: model.features(x),
         (train.images[:], train.y),
         (test.images[:], test.y),
         augment=Views(model.size, jitter=0.0, hue=0.0, grey_share=0.0),
-        prepare=lambda x: x.expand(-1, 3, -1, -1).float() / 255,
+        prepare=lambda x: interpolate(
+            x.expand(-1, 3, -1, -1).float() / 255, size, mode="bilinear", antialias=True
+        ),
         epochs=cfg.epochs,
         seed=cfg.seed,
     )

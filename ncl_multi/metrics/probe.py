@@ -40,11 +40,12 @@ def knn_accuracy(
     """
     _check(train_z, train_y, test_z, test_y)
     train, test = (dense(unit_rows(z)).float() for z in (train_z, test_z))
-    classes, labels = torch.cat([train_y, test_y]).unique(return_inverse=True)
+    both = torch.cat([train_y.to(train.device), test_y.to(train.device)])
+    classes, labels = both.unique(return_inverse=True)
     one_hot = F.one_hot(labels[: len(train)], len(classes)).to(train)
     truth = labels[len(train) :]
     k = min(k, len(train))
-    hits = torch.zeros((), dtype=torch.float64)
+    hits = 0.0
     for rows in torch.arange(len(test)).split(max(1, _SCORES_AT_ONCE // len(train))):
         scores = test[rows] @ train.T
         last = scores.topk(k, dim=1).values[:, -1:]
@@ -55,8 +56,8 @@ def knn_accuracy(
         # Equal votes that were summed in another order differ in the last bits.
         best = votes >= votes.max(1, keepdim=True).values * (1 - 1e-5)
         right = best.gather(1, truth[rows, None])[:, 0].double()
-        hits += (right / best.sum(1)).sum()
-    return float(hits / len(test))
+        hits += float((right / best.sum(1)).sum())
+    return hits / len(test)
 
 
 def linear_probe(
