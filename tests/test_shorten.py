@@ -1,5 +1,6 @@
 """A shorter model is the model, with fewer columns: in memory, on disk and in every adapter."""
 
+import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_array
@@ -7,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ncl_multi import Features, NonNegHead, shorten
-from ncl_multi.shorten import most_active
+from ncl_multi.shorten import worth_keeping
 
 
 def trained(head, width, batches=5):
@@ -38,13 +39,39 @@ def test_a_shorter_head_gives_the_most_active_columns(options):
     with torch.no_grad():
         z = head(x)
     kept = F.normalize(z, dim=1).mean(dim=0).topk(10).indices.sort().values
-    shorter = shorten(head, 10, z)
-    assert torch.equal(most_active(z, 10), kept)
+    shorter = shorten(head, 10, z, by="activation")
+    assert torch.equal(worth_keeping(z, 10, by="activation"), kept)
     torch.testing.assert_close(shorter(x).detach(), z[:, kept])
     torch.testing.assert_close(shorter.fold()(x).detach(), z[:, kept], atol=1e-5, rtol=1e-5)
     assert not shorter.training
     assert shorter.density == head.density
     assert torch.equal(head(x), z)
+
+
+def covering_by_hand(z, count):
+    """Each time the column furthest from the span of those taken."""
+    z = F.normalize(z.double(), dim=1).numpy()
+    taken = []
+    for _ in range(count):
+        rest = z
+        if taken:
+            rest = z - z[:, taken] @ np.linalg.lstsq(z[:, taken], z, rcond=None)[0]
+        far = (rest**2).sum(axis=0)
+        far[taken] = -1
+        taken.append(int(far.argmax()))
+    return sorted(taken)
+
+
+def test_coverage_takes_what_the_rest_does_not_explain():
+    z = torch.rand(80, 30, generator=torch.Generator().manual_seed(0))
+    assert worth_keeping(z, 12).tolist() == covering_by_hand(z, 12)
+
+
+def test_coverage_takes_copies_once_and_the_dead_last():
+    z = torch.rand(80, 6, generator=torch.Generator().manual_seed(0))
+    z = torch.cat([z, z, torch.zeros(80, 3)], dim=1)
+    assert sorted(n % 6 for n in worth_keeping(z, 6).tolist()) == list(range(6))
+    assert len(set(worth_keeping(z, 14).tolist())) == 14
 
 
 def test_all_dimensions_kept_change_nothing():
@@ -71,13 +98,16 @@ def test_precision_and_frozen_weights_stay():
 def test_features_may_come_in_any_form_and_sides_count_alike():
     images = torch.tensor([[0.0, 0.0, 1.0]] * 90)
     texts = torch.tensor([[0.9, 0.4, 0.0]])
-    assert most_active(Features(images), 1).tolist() == [2]
-    assert most_active(csr_array(texts.numpy()), 1).tolist() == [0]
-    assert most_active([Features(images), texts], 2).tolist() == [0, 2]
+    for by in ("activation", "coverage"):
+        assert worth_keeping(Features(images), 1, by=by).tolist() == [2]
+        assert worth_keeping(csr_array(texts.numpy()), 1, by=by).tolist() == [0]
+        assert worth_keeping([Features(images), texts], 2, by=by).tolist() == [0, 2]
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_refused(unchecked):
     head = NonNegHead(8, 40)
+    with pytest.raises(ValueError, match="by must be coverage or activation; got 'size'"):
+        shorten(head, 10, torch.rand(5, 40), by="size")
     with pytest.raises(ValueError, match=r"dims must lie in 1..40, the width of the codes; got 41"):
         shorten(head, 41, torch.rand(5, 40))
     with pytest.raises(ValueError, match="this model, 40 wide; got 30"):
@@ -89,7 +119,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="Linear has none"):
         shorten(nn.Linear(3, 3), 2, torch.rand(5, 3))
     with pytest.raises(ValueError, match="equally wide; got 3, 4"):
-        most_active([torch.rand(5, 3), torch.rand(5, 4)], 2)
+        worth_keeping([torch.rand(5, 3), torch.rand(5, 4)], 2)
     two = nn.ModuleList([NonNegHead(8, 40), NonNegHead(8, 30)])
     with pytest.raises(ValueError, match=r"equally wide; got \[30, 40\]"):
         shorten(two, 10, torch.rand(5, 40))
@@ -106,16 +136,16 @@ def test_a_wrapped_encoder_saves_loads_and_exports_shorter(tmp_path):
     import ncl_multi as ncl
     from ncl_multi.wrap import NonNegEncoder
 
-    model = ncl.wrap(tiny_bert(), dims=64, processor=tiny_tokenizer(), k=32)
+    model = ncl.wrap(tiny_bert(), dims=64, processor=tiny_tokenizer())
     codes = model.encode(SENTENCES)
     shorter = shorten(model, 16, codes)
     expected = model.encode(SENTENCES, dense=True)
     assert expected.shape == (6, 64)
     got = shorter.encode(SENTENCES, dense=True)
-    torch.testing.assert_close(got, columns(expected, most_active(codes, 16)))
+    torch.testing.assert_close(got, columns(expected, worth_keeping(codes, 16)))
     shorter.save_pretrained(tmp_path / "model")
     again = NonNegEncoder.from_pretrained(tmp_path / "model")
-    assert again.head.out_dim == again.head.k == 16
+    assert again.head.out_dim == 16
     assert torch.equal(again.encode(SENTENCES, dense=True), got)
 
 
