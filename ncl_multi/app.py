@@ -112,10 +112,11 @@ class Desk:
                 f'<img src="data:{_kind(item.picture)};base64,{data}" alt="" '
                 f'style="width:72px;height:72px;object-fit:cover;border-radius:8px">'
             )
+        shown = [part for part in match.parts[:5] if part.share >= 0.005]
         reasons = " + ".join(
-            f"<b>{part.share:.2f}</b>&nbsp;{html.escape(part.name)}" for part in match.parts[:5]
+            f"<b>{part.share:.2f}</b>&nbsp;{html.escape(part.name)}" for part in shown
         )
-        rest = sum(part.share for part in match.parts[5:])
+        rest = match.score - sum(part.share for part in shown)
         others = f" + <b>{rest:.2f}</b>&nbsp;others" if rest >= 0.005 else ""
         return (
             f'<div style="display:flex;gap:14px;align-items:center;margin:10px 0">{picture}'
@@ -176,7 +177,7 @@ def build(desk: Desk) -> Any:
             with gr.Column(scale=1):
                 text = gr.Textbox(label="Words")
                 image = gr.Image(label="Picture", type="pil", height=180)
-                item = gr.Number(label="Or the number of an item", precision=0, value=None)
+                item = gr.Number(label="Or an item, by its number", precision=0, value=None)
                 side = gr.Radio(
                     [EVERYTHING, *desk.sides],
                     value=EVERYTHING,
