@@ -1,0 +1,94 @@
+"""The table of rooms: who may import whom, read from the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the ground up. A room may import rooms of earlier lines and of its own line.
+FLOORS = [
+    ["dist", "atomic"],
+    ["norm", "losses"],
+    ["head", "health", "features", "batches"],
+    ["report", "metrics", "run"],
+    ["train"],
+    ["encoder", "data"],
+    ["wrap"],
+    ["explain", "inverted", "search", "shorten", "export", "atlas_tables", "atlas"],
+    ["adapters"],
+    ["app"],
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def imports(path):
+    """Modules a file names in imports, wherever they stand, but not those for type checks."""
+    tree = ast.parse(path.read_text())
+    for node in list(ast.walk(tree)):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def rooms_used(path):
+    parts = [module.split(".") for module in imports(path)]
+    return {p[1] for p in parts if p[0] == "ncl_multi" and len(p) > 1 and p[1] in FLOOR}
+
+
+def room_of(path):
+    return path.relative_to(ROOT / "ncl_multi").parts[0].removesuffix(".py")
+
+
+PACKAGE = [p for p in sorted((ROOT / "ncl_multi").rglob("*.py")) if room_of(p) != "__init__"]
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_room_imports_one_above_it(path):
+    assert room_of(path) in FLOOR, f"give {path.name} its place in the table of rooms"
+    above = {room for room in rooms_used(path) if FLOOR[room] > FLOOR[room_of(path)]}
+    assert not above
+
+
+def test_losses_and_heads_know_torch_alone():
+    known = {"torch", "jaxtyping", "ncl_multi", *sys.stdlib_module_names}
+    for path in PACKAGE:
+        if room_of(path) in {"losses", "head", "norm", "dist", "health"}:
+            assert {module.split(".")[0] for module in imports(path)} <= known, path
+
+
+def test_recipes_and_evals_never_import_each_other():
+    scripts = {p.stem for folder in ("recipes", "evals") for p in (ROOT / folder).glob("*.py")}
+    for folder in ("recipes", "evals"):
+        for path in (ROOT / folder).glob("*.py"):
+            named = set(imports(path))
+            first = {module.split(".")[0] for module in named}
+            assert not first & {"recipes", "evals"}, path
+            assert not (first & scripts) - {path.stem, *sys.stdlib_module_names}, path
+    for path in PACKAGE:
+        assert not {m.split(".")[0] for m in imports(path)} & {"recipes", "evals"}, path
+
+
+def test_importing_the_package_loads_small_parts_only():
+    script = "import sys, ncl_multi; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    heavy = {
+        "accelerate", "matplotlib", "open_clip", "pandas", "rich", "sentence_transformers",
+        "sklearn", "timm", "torch_geometric", "torchvision", "transformers", "tyro",
+    }  # fmt: skip
+    assert not heavy & set(done.stdout.split())
+
+
+def test_there_is_no_drawer_for_odds_and_ends():
+    names = {path.stem for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    assert not names & {"utils", "common", "base", "helpers"}
