@@ -7,6 +7,7 @@ Usage:
     torchrun --nproc-per-node 8 recipes/clip_ncl.py --data <folder> --model ViT-B-32 --finetune
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Config(TrainConfig):
     """`<timm>+<Hugging Face text model>`, `ViT-B-32[:tag]`, `hf-hub:<name>`, or `hf:<CLIP>`."""
     image_size: int | None = None
     """Side of the images in pixels; None for the tower's own."""
-    dims: int = 2048
+    dims: int = 1024
     """Number of non-negative dimensions."""
     shared: bool = False
     """One head for both sides."""
@@ -41,17 +42,17 @@ class Config(TrainConfig):
     """Width of a hidden layer in each head; None for linear heads."""
     activation: Activation = "relu"
     """`none` is the signed twin."""
-    density: float | None = 0.1
+    density: float | None = None
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
-    k: int | None = None
-    """Keep the k largest entries of a row."""
-    dropout: float = 0.3
+    k: int | None = 102
+    """Keep the k largest entries of a row; trained for this and for whole rows together."""
+    dropout: float = 0.5
     """Share of the towers' features that is dropped in training."""
     views: int = 1
     """Crops of each training image that are cached; one of them is drawn each time."""
-    temperature: float = 0.07
+    temperature: float = 0.05
     """Where the learnt temperature starts."""
-    min_temperature: float = 0.01
+    min_temperature: float = 0.03
     """Floor of the temperature: one over the cap of the logit scale."""
     finetune: bool = False
     """Train the towers too; otherwise they are frozen and their features cached."""
@@ -63,8 +64,9 @@ class Config(TrainConfig):
     """Also train the signed twin, with the same seed and budget."""
     workers: int = 0
     """Processes that decode images while the towers train."""
-    epochs: int = 40
+    epochs: int = 15
     batch_size: int = 512
+    lr: float = 3e-3
 
 
 def main(cfg: Config) -> None:
@@ -77,6 +79,10 @@ def main(cfg: Config) -> None:
     if cfg.validation:
         rest, held = splits["train"].hold_out(cfg.validation)
         splits = {"train": rest, "validation": held}
+    if cfg.steps is not None:
+        # A short run sees no more images than these: do not wait for features of the others.
+        seen = cfg.steps * cfg.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
+        splits = {name: own.at_most(seen) for name, own in splits.items()}
     found = {"NCL": train_and_judge(cfg, splits)}
     if cfg.twin:
         found["twin"] = train_and_judge(twin_of(cfg), splits)
@@ -122,14 +128,17 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
     device = torch.device(cfg.device or best)
 
     def features(split: str, views: int = 1):
-        kept = cfg.cache or cache() / "clip"
+        # Features of towers that are being trained are of no use to another run.
+        kept = cfg.out / "cache" if cfg.finetune else cfg.cache or cache() / "clip"
         return tower_features(model.towers, splits[split], kept, views=views, device=device)
 
-    def step(model, batch):
+    def step(trained, batch):
         image, text, groups = train.draw(batch)
-        z_image, z_text, temperature = model(image, text)
-        loss = info_nce(
-            gather(z_image), gather(z_text), temperature=temperature, groups=gather(groups)
+        z_image, z_text, temperature = trained(image, text)
+        groups = gather(groups)
+        loss = sum(
+            info_nce(gather(a), gather(b), temperature=temperature, groups=groups)
+            for a, b in model.heads.whole_and_cut(z_image, z_text)
         )
         return loss, z_image
 
@@ -137,6 +146,7 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
         train = PixelPairs(splits["train"], model.towers)
     else:
         train = features("train", cfg.views)
+        model.heads.centre(train.image[0], train.text)
     loader = DataLoader(train, cfg.batch_size, num_workers=cfg.workers, drop_last=True)
     fit(model if cfg.finetune else model.heads, step, loader, cfg)
     judged = {split: features(split) for split in splits if split != "train"}

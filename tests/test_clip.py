@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from PIL import Image  # noqa: E402
 
-from ncl_multi import fit, info_nce  # noqa: E402
+from ncl_multi import fit, info_nce, top_k  # noqa: E402
 from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss  # noqa: E402
 from ncl_multi.adapters.clip_data import read_pairs  # noqa: E402
 from ncl_multi.adapters.clip_inputs import PixelPairs, TowerFeatures, tower_features  # noqa: E402
@@ -154,8 +154,13 @@ def test_two_towers_of_ones_own_train_save_load_and_give_the_same_codes(tmp_path
     towers = _two_towers(
         "own", "test_efficientnet", str(tmp_path / "bert"), image_size=32, pretrained=False
     )
-    assert (towers.image_dim, towers.text_dim) == (256, 16)
-    assert towers.tokens(["a square", "a"]).shape == (2, 3)
+    assert (towers.image_dim, towers.text_dim) == (256, 4 * 16)
+    tokens = towers.tokens(["a square", "a"])
+    assert tokens.shape == (2, 3)
+    with torch.no_grad():
+        h, alone = towers.eval().text(tokens), towers.text(tokens[1:, :2])
+        assert torch.allclose(h[:, 32:48], towers.model.encode_text(tokens), atol=1e-6)
+    assert torch.allclose(h[1:], alone, atol=1e-6)
     check_train_save_load(towers, tmp_path)
 
 
@@ -198,6 +203,32 @@ def test_the_temperature_is_learnt_and_never_passes_its_cap():
     assert heads.contrast.log_temperature.grad is not None
     heads.contrast.log_temperature.data.fill_(-10)
     assert heads.contrast.temperature.item() == pytest.approx(0.02)
+
+
+def test_centred_heads_take_the_mean_of_the_given_features_off():
+    heads = ClipHeads(6, 5, 10).eval()
+    h_image, h_text = torch.rand(8, 6), torch.rand(9, 5)
+    heads.centre(h_image, h_text)
+    unit = F.normalize(h_image, dim=1) * 6**0.5
+    assert torch.allclose(heads.encode_image(h_image), heads.image(unit - unit.mean(dim=0)))
+    unit = F.normalize(h_text, dim=1) * 5**0.5
+    assert torch.allclose(heads.encode_text(h_text), heads.text(unit - unit.mean(dim=0)))
+
+
+def test_codes_are_whole_in_training_and_cut_to_k_when_they_serve():
+    heads = ClipHeads(6, 5, 10, k=2)
+    h_image, h_text = torch.randn(8, 6), torch.randn(8, 5)
+    z_image, z_text, _ = heads(h_image, h_text)
+    assert (z_image > 0).sum(dim=1).max() > 2
+    whole, cut = heads.whole_and_cut(z_image, z_text)
+    assert torch.equal(whole[1], z_text)
+    assert torch.equal(cut[0], top_k(z_image, 2))
+    heads.eval()
+    for z in heads(h_image, h_text)[:2]:
+        assert (z > 0).sum(dim=1).max() == 2
+    assert len(ClipHeads(6, 5, 10).whole_and_cut(z_image, z_text)) == 1
+    with pytest.raises(ValueError, match=r"k must lie in 1\.\.10"):
+        ClipHeads(6, 5, 10, k=11)
 
 
 def test_dropout_acts_in_training_only():
@@ -402,13 +433,11 @@ def test_cached_features_are_those_of_the_towers_and_are_read_back(open_clip_tow
 
 def test_a_cache_made_by_another_model_or_cut_short_is_refused(open_clip_towers, tmp_path):
     tower_features(open_clip_towers, squares(), tmp_path)
-    (made,) = tmp_path.iterdir()
+    (shard,) = tmp_path.glob("*/view0*")
     with torch.no_grad():
         open_clip_towers.model.visual.proj.add_(1)
     tower_features(open_clip_towers, squares(), tmp_path)
-    (other,) = [path for path in tmp_path.iterdir() if path != made]
-    (shard,) = made.glob("view0*")
-    (target,) = other.glob("view0*")
+    (target,) = [path for path in tmp_path.glob("*/view0*") if path != shard]
     target.write_bytes(shard.read_bytes())
     with pytest.raises(ValueError, match=r"made with another weights .*Delete"):
         tower_features(open_clip_towers, squares(), tmp_path)

@@ -24,7 +24,7 @@ from ncl_multi.adapters.clip_towers import DEMO, Pixels, Tokens, Towers, load_to
 from ncl_multi.atomic import atomic
 from ncl_multi.dist import gather
 from ncl_multi.features import to_csr
-from ncl_multi.head import Activation, NonNegHead
+from ncl_multi.head import Activation, NonNegHead, top_k
 from ncl_multi.losses import InfoNCE, info_nce
 
 Scalar = Float[Tensor, ""]
@@ -43,12 +43,16 @@ class ClipHeads(nn.Module):
         hidden_dim: Width of a hidden layer in each head; None for linear heads.
         activation: See `NonNegHead`; `none` is the signed twin.
         density: See `NonNegHead`.
-        k: See `NonNegHead`.
+        k: Keep the k largest entries of a row, once trained; in training codes come out whole, and
+            the loss should be taken of `whole_and_cut`, so that they are good at both.
         dropout: Share of the towers' features that is dropped in training. With few pairs, sparse
             heads learn them by heart without it.
         temperature: Where the learnt temperature starts.
         min_temperature: Its floor, one over the cap of CLIP's logit scale.
     """
+
+    image_mean: Tensor
+    text_mean: Tensor
 
     def __init__(
         self,
@@ -74,12 +78,16 @@ class ClipHeads(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1); got {dropout}")
         options: dict[str, Any] = {
-            "hidden_dim": hidden_dim, "activation": activation, "density": density, "k": k,
+            "hidden_dim": hidden_dim, "activation": activation, "density": density,
         }  # fmt: skip
+        if k is not None and not 1 <= k <= dims:
+            raise ValueError(f"k must lie in 1..{dims}, the heads' width; got {k}")
         self.image = NonNegHead(image_dim, dims, **options)
         self.text = None if shared else NonNegHead(text_dim, dims, **options)
         self.contrast = InfoNCE(temperature, learnable=True, min_temperature=min_temperature)
-        self.dropout = dropout
+        self.dropout, self.k = dropout, k
+        self.register_buffer("image_mean", torch.zeros(image_dim))
+        self.register_buffer("text_mean", torch.zeros(text_dim))
 
     def forward(
         self, h_image: Float[Tensor, "n i"], h_text: Float[Tensor, "n t"]
@@ -87,7 +95,8 @@ class ClipHeads(nn.Module):
         """Codes of both sides, not normalised, and the temperature."""
         if self.text is None:
             # In one pass, so that both sides are standardised by the same moments.
-            both = self.image(torch.cat([self._prepare(h_image), self._prepare(h_text)]))
+            sides = self._prepare(h_image, self.image_mean), self._prepare(h_text, self.text_mean)
+            both = self._serve(self.image(torch.cat(sides)))
             z_image, z_text = both[: len(h_image)], both[len(h_image) :]
         else:
             z_image, z_text = self.encode_image(h_image), self.encode_text(h_text)
@@ -95,15 +104,36 @@ class ClipHeads(nn.Module):
 
     def encode_image(self, h: Float[Tensor, "n i"]) -> Float[Tensor, "n dims"]:
         """Codes of image features."""
-        return self.image(self._prepare(h))
+        return self._serve(self.image(self._prepare(h, self.image_mean)))
 
     def encode_text(self, h: Float[Tensor, "n t"]) -> Float[Tensor, "n dims"]:
         """Codes of text features."""
-        return (self.image if self.text is None else self.text)(self._prepare(h))
+        head = self.image if self.text is None else self.text
+        return self._serve(head(self._prepare(h, self.text_mean)))
 
-    def _prepare(self, h: Tensor) -> Tensor:
-        h = F.normalize(h.float(), dim=1) * h.shape[1] ** 0.5
-        return F.dropout(h, self.dropout, self.training)
+    @torch.no_grad()
+    def centre(self, h_image: Float[Tensor, "n i"], h_text: Float[Tensor, "m t"]) -> None:
+        """Take the mean of these features off all that follow.
+
+        Of features with a large mean, dropout would mostly drop what they have in common.
+        """
+        self.image_mean.copy_(_unit(h_image).mean(dim=0))
+        self.text_mean.copy_(_unit(h_text).mean(dim=0))
+
+    def whole_and_cut(
+        self, z_image: Float[Tensor, "n dims"], z_text: Float[Tensor, "n dims"]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The codes a loss is taken of: as they are and, if there is a `k`, cut to it."""
+        whole = [(z_image, z_text)]
+        return (
+            whole if self.k is None else [*whole, (top_k(z_image, self.k), top_k(z_text, self.k))]
+        )
+
+    def _serve(self, z: Tensor) -> Tensor:
+        return z if self.training or self.k is None else top_k(z, self.k)
+
+    def _prepare(self, h: Tensor, mean: Tensor) -> Tensor:
+        return F.dropout(_unit(h) - mean, self.dropout, self.training)
 
 
 class NonNegClip(
@@ -249,6 +279,11 @@ class NonNegClipLoss(nn.Module):
         za, zb = (gather(z.relu()) for z in (image_features, text_features))
         loss = info_nce(za, zb, temperature=1 / logit_scale)
         return {"contrastive_loss": loss} if output_dict else loss
+
+
+def _unit(h: Tensor) -> Tensor:
+    """Rows of one length, such that an entry is about 1 in size."""
+    return F.normalize(h.float(), dim=1) * h.shape[1] ** 0.5
 
 
 def _open(image: Any) -> Image.Image:

@@ -11,6 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,30 +110,34 @@ def tower_features(
     """
     if views < 1:
         raise ValueError(f"views must be at least 1; got {views}")
-    about = {
-        "model": towers.name,
-        "weights": towers.fingerprint(),
-        "transform": towers.transform(),
-        "data": pairs.fingerprint(),
-    }
-    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-    folder = cache / f"{Path(pairs.name).name.replace(':', '-')}-{pairs.split}-{key}"
+    model = {"model": towers.name, "weights": towers.fingerprint()}
+    about = model | {"transform": towers.transform(), "data": pairs.fingerprint()}
+    folder = _folder(cache, pairs, about)
     towers.to(device).eval()
+
+    def pixels_of(view: int) -> Callable[[int], Tensor | None]:
+        def read(row: int) -> Tensor | None:
+            try:
+                image = pairs.open(row)
+            except DamagedImageError:
+                return None
+            return towers.pixels(_view(image, view, pairs.image_names[row]))
+
+        return read
 
     def of_images(view: int) -> Compute:
         def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
             kept, parts = [], []
-            for some in _batches(rows, batch_size):
-                opened = [(row, _open(pairs, row)) for row in some]
-                readable = [(row, image) for row, image in opened if image is not None]
-                if readable:
-                    pixels = [
-                        towers.pixels(_view(image, view, pairs.image_names[row]))
-                        for row, image in readable
-                    ]
-                    parts.append(towers.image(torch.stack(pixels).to(device)).half().cpu())
-                kept += [row for row, _ in readable]
-                done(len(some))
+            # Pillow decodes and scales without holding the interpreter: threads are enough.
+            with ThreadPoolExecutor() as pool:
+                for some in _batches(rows, batch_size):
+                    read = zip(some, pool.map(pixels_of(view), some), strict=True)
+                    readable = {row: pixels for row, pixels in read if pixels is not None}
+                    if readable:
+                        pixels = torch.stack([*readable.values()]).to(device)
+                        parts.append(towers.image(pixels).half().cpu())
+                    kept += readable
+                    done(len(some))
             empty = torch.zeros(0, towers.image_dim, dtype=torch.half)
             return torch.cat([empty, *parts]), kept
 
@@ -146,7 +151,8 @@ def tower_features(
         raise ValueError(f"not one of the {len(pairs)} images of {pairs.name} decodes")
     _name_the_skipped(pairs, kept)
     readable = pairs.keep(kept)
-    about["data"] = readable.fingerprint()
+    about = model | {"data": readable.fingerprint()}
+    folder = _folder(cache, pairs, about)
     by_length = sorted(range(len(readable.captions)), key=lambda row: len(readable.captions[row]))
 
     def of_captions(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
@@ -162,6 +168,11 @@ def tower_features(
     in_order = torch.empty_like(texts)
     in_order[by_length] = texts
     return TowerFeatures(readable, torch.stack([h for h, _ in stored]), in_order)
+
+
+def _folder(cache: Path, pairs: Pairs, about: dict[str, str]) -> Path:
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    return cache / f"{Path(pairs.name).name.replace(':', '-')}-{pairs.split}-{key}"
 
 
 @torch.no_grad()
@@ -210,13 +221,6 @@ def _read(path: Path, about: dict[str, str]) -> Shard:
             f"{path} is no cached features, or was cut short: {error}. Delete it to have it "
             f"computed again"
         ) from error
-
-
-def _open(pairs: Pairs, row: int) -> Image.Image | None:
-    try:
-        return pairs.open(row)
-    except DamagedImageError:
-        return None
 
 
 def _view(image: Image.Image, view: int, name: str) -> Image.Image:

@@ -100,6 +100,11 @@ class Pairs:
         held = replace(self.keep(range(kept, len(self))), split="validation")
         return self.keep(range(kept)), held
 
+    def at_most(self, count: int) -> "Pairs":
+        """This many images, taken at even distances."""
+        count = min(count, len(self))
+        return self.keep(torch.linspace(0, len(self) - 1, count).long().unique().tolist())
+
     def keep(self, rows: Sequence[int]) -> "Pairs":
         """These images and their captions only."""
         rows = list(rows)

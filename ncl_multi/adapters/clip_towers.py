@@ -8,7 +8,8 @@ all that `Towers.load` needs, but for the weights, which travel with the heads.
 import difflib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,9 @@ except ModuleNotFoundError as error:
 
 DEMO = "efficientnet-lite0+minilm"
 """Two pretrained towers that come as ordinary packages: no hub is asked."""
+
+_DEMO_SIZE = 112
+"""A quarter of the pixels the tower was trained with: a CPU reads thousands of images a minute."""
 
 Pixels = Float[Tensor, "n c h w"]
 Tokens = Int[Tensor, "n length"]
@@ -83,12 +87,26 @@ class Towers(nn.Module):
 
 
 class OpenClipTowers(Towers):
-    """The towers of an open_clip model, which may be a timm and a Hugging Face model inside."""
+    """The towers of an open_clip model, which may be a timm and a Hugging Face model inside.
+
+    `all_layers`, for a Hugging Face text tower, takes more than its last layer's mean: means of the
+    embeddings, of the middle and of the last layer, and the last layer's maximum, side by side.
+    Frozen, a tower made for sentences has lost words by its last layer that images show.
+    """
 
     model: Any
 
-    def __init__(self, name: str, model: nn.Module, config: dict[str, Any], tokenizer: Any):
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        config: dict[str, Any],
+        tokenizer: Any,
+        *,
+        all_layers: bool = False,
+    ):
         super().__init__()
+        self.all_layers = all_layers
         self.name, self.model, self.config, self.tokenizer = name, model, config, tokenizer
         _keep_out_of_training(model)
         visual = self.model.visual.to(memory_format=torch.channels_last)
@@ -96,13 +114,25 @@ class OpenClipTowers(Towers):
         self.image_dim = self.text_dim = config["embed_dim"]
         if config["vision_cfg"].get("timm_proj") == "none":
             self.image_dim = visual.trunk.num_features
+        if all_layers:
+            self.text_dim *= 4
 
     def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
         # Convolutions are much faster this way round, on a CPU too.
         return self.model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
 
     def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
-        return self.model.encode_text(tokens)
+        if not self.all_layers:
+            return self.model.encode_text(tokens)
+        tower = self.model.text
+        mask = tokens != tower.config.pad_token_id
+        layers = tower.transformer(
+            input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True
+        ).hidden_states
+        weight = mask[..., None] / mask.sum(dim=1)[:, None, None].clamp(min=1)
+        means = [(h * weight).sum(dim=1) for h in (layers[0], layers[len(layers) // 2], layers[-1])]
+        largest = layers[-1].masked_fill(~mask[..., None], float("-inf")).amax(dim=1)
+        return torch.cat([*means, largest], dim=1)
 
     def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
         return self.prepare(image)
@@ -130,6 +160,7 @@ class OpenClipTowers(Towers):
             "name": self.name,
             "model_cfg": self.config,
             "preprocess_cfg": self.model.visual.preprocess_cfg,
+            "all_layers": self.all_layers,
         }
         (folder / "open_clip_config.json").write_text(json.dumps(kept, indent=2))
 
@@ -146,7 +177,8 @@ class OpenClipTowers(Towers):
             "hf_tokenizer_name"
         )
         source = kept["name"] if by_name else f"local-dir:{folder}"
-        return OpenClipTowers(kept["name"], model, config, open_clip.get_tokenizer(source))
+        tokenizer = open_clip.get_tokenizer(source)
+        return OpenClipTowers(kept["name"], model, config, tokenizer, all_layers=kept["all_layers"])
 
 
 class HuggingFaceTowers(Towers):
@@ -270,14 +302,15 @@ def _two_towers(
             "context_length": min(77, text_config.max_position_embeddings),
         },
     }
-    model = _build(config, pretrained=True)
+    with _quiet_about_unused_weights():
+        model = _build(config, pretrained=True)
     size, mean, std = config["vision_cfg"]["image_size"], own["mean"], own["std"]
     model.visual.preprocess_cfg = asdict(PreprocessCfg(size=size, mean=mean, std=std))
     tokenizer = open_clip.tokenizer.HFTokenizer(
         text,
         context_length=config["text_cfg"]["context_length"],
     )
-    return OpenClipTowers(name, model, config, tokenizer)
+    return OpenClipTowers(name, model, config, tokenizer, all_layers=True)
 
 
 def _demo_towers(image_size: int | None) -> OpenClipTowers:
@@ -285,7 +318,7 @@ def _demo_towers(image_size: int | None) -> OpenClipTowers:
 
     towers = _two_towers(
         DEMO, "tf_efficientnet_lite0", str(data.minilm()),
-        image_size=image_size, pretrained=False,
+        image_size=image_size or _DEMO_SIZE, pretrained=False,
     )  # fmt: skip
     weights = data.efficientnet_lite0().state_dict()
     trunk = towers.model.visual.trunk
@@ -304,6 +337,17 @@ def _build(config: dict[str, Any], *, pretrained: bool = False) -> Any:
     if "multimodal_cfg" in config:
         return open_clip.CoCa(**config)
     return open_clip.CustomTextCLIP(**config) if custom else open_clip.CLIP(**config)
+
+
+@contextmanager
+def _quiet_about_unused_weights() -> Iterator[None]:
+    """The text tower's own pooler is not used, which transformers would say at length."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _processors(source: str) -> tuple[Any, Any]:
