@@ -65,10 +65,9 @@ class Preset:
 QUICK = Preset(
     model="resnet-small",
     hidden_dim=256,
-    size=16,
     images=5_000,
     test_images=2_000,
-    epochs=8,
+    epochs=6,
     batch_size=128,
     lr=2e-3,
     lars=False,
