@@ -187,7 +187,8 @@ def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
     known = labels[labels != NONE]
     if not len(known):
         return labels, []
-    names = [str(name) for name in sides[0].about.get("classes") or ()]
+    given = next((side.about["classes"] for side in sides if side.about.get("classes")), ())
+    names = [str(name) for name in given]
     return labels, names + [f"class {n}" for n in range(len(names), int(known.max()) + 1)]
 
 
