@@ -127,7 +127,8 @@ def tower_features(
 
     def of_images(view: int) -> Compute:
         def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
-            kept, parts = [], []
+            kept: list[int] = []
+            parts = []
             # Pillow decodes and scales without holding the interpreter: threads are enough.
             with ThreadPoolExecutor() as pool:
                 for some in _batches(rows, batch_size):
