@@ -1,0 +1,154 @@
+"""What sentence recipes read: examples with pairs, texts without, and their cached features."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ncl_multi import data
+from ncl_multi.atomic import atomic
+from ncl_multi.data.fetch import cache, say
+from ncl_multi.wrap import NonNegEncoder
+
+_COLUMNS = ("anchor", "positive", "negative")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences, each once; examples are rows of them, and so are pairs that no one has judged."""
+
+    sentences: list[str]
+    examples: Tensor
+    pairs: Tensor
+
+    @classmethod
+    def read(cls, source: str, limit: int | None, texts: str = "none") -> "Corpus":
+        """Read examples and texts, less every sentence that STS-B judges in its dev or test split.
+
+        Sentences are the same if they differ in case and punctuation only. `stsb` are the pairs of
+        its training split, without their scores.
+        """
+        held = {
+            plain(s) for split in ("dev", "test") for side in data.stsb(split)[:2] for s in side
+        }
+        examples = read_examples(source)[:limit]
+        pairs: list[tuple[str, ...]] = []
+        if texts == "stsb":
+            first, second, _ = data.stsb("train")
+            pairs = list(zip(first[:limit], second[:limit], strict=True))
+        kept = [
+            [row for row in rows if not held & set(map(plain, row))] for rows in (examples, pairs)
+        ]
+        dropped = len(examples) + len(pairs) - sum(map(len, kept))
+        if dropped:
+            say(f"left out {dropped} examples whose sentences are in the STS-B dev or test split")
+        if not kept[0]:
+            raise ValueError(
+                f"{source} holds no example that is not in the STS-B dev or test split"
+            )
+        number: dict[str, int] = {}
+        numbered = [
+            torch.tensor([[number.setdefault(s, len(number)) for s in row] for row in rows])
+            for rows in kept
+        ]
+        return cls(list(number), numbered[0], numbered[1].view(-1, 2).long())
+
+    def draw_pairs(self, count: int) -> tuple[Tensor, Tensor]:
+        """Rows of the two sides of random pairs that no one has judged; none if there are none."""
+        if not len(self.pairs):
+            return self.pairs[:, 0], self.pairs[:, 1]
+        drawn = self.pairs[torch.randint(len(self.pairs), (count,))]
+        return drawn[:, 0], drawn[:, 1]
+
+
+def cached_features(model: NonNegEncoder, name: str, sentences: Sequence[str]) -> Tensor:
+    """The encoder's features of sentences, computed once and kept in the user's cache folder."""
+    told = json.dumps([name, model.encoder.pooling, *sentences]).encode()
+    path = cache() / "sentence" / f"{hashlib.sha256(told).hexdigest()[:32]}.safetensors"
+    try:
+        return load_file(path)["h"]
+    except (FileNotFoundError, SafetensorError, KeyError):
+        h = model.embed(sentences)
+    with atomic(path) as unfinished:
+        save_file({"h": h.contiguous()}, unfinished)
+    return h
+
+
+class Rows(Dataset):
+    """Row numbers of the sentences of an example, a whole batch at a time."""
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+    def __getitems__(self, indices: list[int]) -> Tensor:
+        return self.rows[indices]
+
+    @staticmethod
+    def together(batch: Any) -> Any:
+        """For `collate_fn`: the batch is one already."""
+        return batch
+
+
+def read_examples(source: str | Path) -> list[tuple[str, ...]]:
+    """Sentences, pairs or triplets from a csv or jsonl file, or `hf:<name>` on the hub.
+
+    The columns are `anchor`, `positive`, `negative` if there are any of that name, else the first
+    one to three that hold text. A row with something missing is refused with its number.
+    """
+    source = str(source)
+    if source == "snli":
+        return list(data.snli())
+    if source.startswith("hf:"):
+        from datasets import load_dataset
+
+        rows: Iterable[dict[str, Any]] = load_dataset(source[3:], split="train")
+    elif not Path(source).is_file():
+        raise ValueError(f"data must be snli, a csv or jsonl file, or hf:<name>; got {source}")
+    elif source.endswith(".csv"):
+        with Path(source).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    elif source.endswith(".jsonl"):
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if line.strip()]
+    else:
+        raise ValueError(f"data files must end in .csv or .jsonl; got {source}")
+    examples: list[tuple[str, ...]] = []
+    columns: list[str] = []
+    for number, row in enumerate(rows):
+        columns = columns or _text_columns(row, source)
+        example = tuple(row.get(column) for column in columns)
+        if not all(isinstance(sentence, str) and sentence for sentence in example):
+            raise ValueError(f"row {number} of {source} lacks one of {', '.join(columns)}; drop it")
+        examples.append(example)  # type: ignore[arg-type]
+    if not examples:
+        raise ValueError(f"{source} holds no rows")
+    return examples
+
+
+def plain(sentence: str) -> str:
+    """A sentence without case and punctuation: what tells whether two are the same."""
+    letters = (letter if letter.isalnum() else " " for letter in sentence.lower())
+    return " ".join("".join(letters).split())
+
+
+def _text_columns(row: dict[str, Any], source: str) -> list[str]:
+    named = [column for column in _COLUMNS if column in row]
+    found = named or [name for name, value in row.items() if isinstance(value, str)][:3]
+    if not found:
+        raise ValueError(f"{source} has no column of text; got {', '.join(map(str, row))}")
+    return found

@@ -1,0 +1,213 @@
+"""Sparse sentence embeddings: any Hugging Face encoder, a non-negative head, a few active dims.
+
+Usage:
+    python recipes/sentence_ncl.py
+    python recipes/sentence_ncl.py --model sentence-transformers/all-mpnet-base-v2 --dims 2048
+    python recipes/sentence_ncl.py --data pairs.csv --texts none --finetune --lr 2e-5
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from ncl_multi.head import Activation
+from ncl_multi.train import TrainConfig
+
+
+@dataclass(frozen=True)
+class Config(TrainConfig):
+    """Sparse sentence embeddings with a non-negative head."""
+
+    out: Path = Path("runs/sentence_ncl")
+    data: str = "snli"
+    """`snli`; a csv or jsonl of sentences, pairs or triplets; or `hf:<name>` from the hub."""
+    limit: int | None = 6000
+    """Use the first so many examples of `data`; None for all."""
+    texts: Literal["stsb", "none"] = "stsb"
+    """Also learn from these sentences, without any label: those of the STS-B training split."""
+    model: str = "minilm"
+    """`minilm`, or any encoder on the hub or in a folder."""
+    pooling: Literal["mean", "cls", "last", "own"] | None = None
+    """How tokens become one vector; None takes the model's own."""
+    dims: int = 512
+    """Number of non-negative dimensions."""
+    hidden_dim: int | None = None
+    """Width of a hidden layer in the head; None for a linear head."""
+    activation: Activation = "relu"
+    """`none` is the signed twin."""
+    k: tuple[int, ...] | None = (8, 16, 32, 64)
+    """Train for these numbers of active dimensions at once; the last is what the model serves."""
+    anneal_k: float = 1.0
+    """Start with so many times as many, and come down over the first 70 % of the steps."""
+    loss: Literal["info_nce", "spectral"] = "info_nce"
+    """The contrastive loss of pairs."""
+    temperature: float = 0.05
+    """Of the contrastive losses."""
+    contrast: float = 0.1
+    """Weight of the loss of pairs and triplets; sentences alone are paired with a noisy copy."""
+    neighbours: float = 0.3
+    """Weight of ranking other sentences as the encoder does."""
+    agree: float = 1.0
+    """Weight of the correlation between the cosines of codes and those of the encoder."""
+    reconstruction: float = 0.0
+    """Weight of rebuilding the encoder's features from the codes, linearly."""
+    dropout: float = 0.1
+    """Share of features that is dropped to make the noisy copy of a sentence without a pair."""
+    finetune: bool = False
+    """Train the encoder too; otherwise it is frozen and its features are cached."""
+    csr_k: int | None = 32
+    """Also train sentence-transformers' CSR at this k, same data and steps; None leaves it out."""
+    csr_dims: int = 4096
+    """Width of CSR's codes."""
+    csr_lr: float = 1e-3
+    """Highest learning rate of CSR."""
+    twin: bool = False
+    """Also train the signed twin, with the same seed and budget."""
+    onnx: bool = False
+    """Also write `model.onnx`."""
+    epochs: int = 12
+    batch_size: int = 128
+    """Examples per process."""
+    lr: float = 3e-3
+
+
+def main(cfg: Config) -> None:
+    from accelerate import PartialState
+
+    from ncl_multi import data, wrap
+    from ncl_multi.adapters.sentence_compare import Judged, compare, plot
+    from ncl_multi.adapters.sentence_data import Corpus, cached_features
+    from ncl_multi.adapters.sentence_export import export_onnx, export_sentence_transformers
+    from ncl_multi.atlas import write_atlas
+    from ncl_multi.report import table, write_json
+    from ncl_multi.train import twin_of
+
+    # A short run sees no more examples than these: do not wait for features of the others.
+    most = None if cfg.steps is None else cfg.steps * cfg.batch_size
+    limit = min((n for n in (cfg.limit, most) if n is not None), default=None)
+    corpus = Corpus.read(cfg.data, limit, cfg.texts)
+    source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
+    bare = wrap(source, cfg.dims, pooling=cfg.pooling)
+    h = cached_features(bare, cfg.model, corpus.sentences)
+    judged = Judged.of(lambda sentences: cached_features(bare, cfg.model, sentences))
+    model = train(cfg, source, corpus, h, judged)
+    if cfg.twin:
+        train(twin_of(cfg), source, corpus, h, judged)
+    others = baselines(cfg, corpus, h)
+    if not PartialState().is_main_process:
+        return
+    judged.write(cfg.out / "compare", others)
+    whole = model.head.fold()[:-1] if cfg.k else model.head.fold()
+    (Judged.of(model.embed) if cfg.finetune else judged).write(cfg.out / "compare", {"ours": whole})
+    export_sentence_transformers(model, cfg.out / "sentence_transformers")
+    if cfg.onnx:
+        export_onnx(model, cfg.out / "model.onnx")
+    rows = compare(cfg.out)
+    write_json(cfg.out / "metrics.json", rows)
+    table("quality at k active dimensions", {f"{r['method']} {r['active']}": r for r in rows})
+    print(f"the same as a plot: {plot(rows, 'STS-B test', cfg.out / 'quality.png')}")
+    print(f"what each dimension means: {write_atlas(cfg.out)}")
+
+
+def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
+    """Train one model, and save it with its codes of the STS-B test sentences."""
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader
+
+    from ncl_multi import Features, fit, gather, wrap
+    from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast, keep_neighbours
+    from ncl_multi.adapters.sentence_data import Rows
+
+    torch.manual_seed(cfg.seed)
+    model = wrap(
+        source, cfg.dims, pooling=cfg.pooling, hidden_dim=cfg.hidden_dim, activation=cfg.activation
+    )
+    learner = Learner(
+        model if cfg.finetune else model.head, cfg.k, cfg.anneal_k, rebuild=bool(cfg.reconstruction)
+    )
+
+    def step(learner, batch):
+        columns = [*batch.cpu().unbind(dim=1), *corpus.draw_pairs(len(batch))]
+        if batch.shape[1] == 1:
+            columns.insert(1, columns[0])
+        rows = torch.cat(columns)
+        wanted = h[rows].to(batch.device)
+        if cfg.finetune:
+            inputs = model.encoder.prepare([corpus.sentences[row] for row in rows])
+            given = {name: part.to(batch.device) for name, part in inputs.items()}
+        else:
+            # The encoder's own dropout is not at hand: drop some of its features instead.
+            given = F.dropout(wanted, cfg.dropout) if batch.shape[1] == 1 else wanted
+        z, rebuild = learner(given)
+        sizes = [len(column) for column in columns]
+        hs = [gather(part) for part in wanted.split(sizes)]
+        total = z.new_zeros(())
+        for at_k in at_each_k(z, learner.ks):
+            zs = [gather(part) for part in at_k.split(sizes)]
+            examples, (first, second) = zs[: len(zs) - 2], zs[-2:]
+            anchors = torch.cat([examples[0], first]), torch.cat([hs[0], hs[-2]])
+            # Every two sentences of an example, and the pairs that no one has judged.
+            left = [examples[0], examples[0], examples[-2], first]
+            right = [examples[1], examples[-1], examples[-1], second]
+            h_left, h_right = [hs[0], hs[0], hs[-4], hs[-2]], [hs[1], hs[-3], hs[-3], hs[-1]]
+            total = total + (
+                cfg.contrast * contrast(examples, loss=cfg.loss, temperature=cfg.temperature)
+                + cfg.neighbours * keep_neighbours(*anchors, temperature=cfg.temperature)
+                + cfg.agree * agree(*(torch.cat(side) for side in (left, right, h_left, h_right)))
+            )
+            if rebuild is not None:
+                total = total + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
+        return total / len(at_each_k(z[:1], learner.ks)), z
+
+    loader = DataLoader(
+        Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True
+    )
+    fit(learner, step, loader, cfg)
+    model.head.k = max(cfg.k) if cfg.k else None
+    model.cpu().eval().save_pretrained(cfg.out / "model")
+    about = {"model": cfg.model, "data": "stsb", "split": "test", "seed": cfg.seed}
+    about |= {"activation": cfg.activation, "output": "head", "normalised": True}
+    sentences, features = judged.sentences()
+    with torch.no_grad():
+        z = model.head(model.embed(sentences) if cfg.finetune else features)
+    z = F.normalize(z, dim=1)
+    Features(z, items=sentences, about=about).save(cfg.out / "features" / "test.safetensors")
+    return model
+
+
+def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
+    """CSR trained on the same data for as many steps; PCA; the encoder cut short, and whole."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from ncl_multi import fit
+    from ncl_multi.adapters.sentence import SparseAutoencoder
+    from ncl_multi.adapters.sentence_compare import principal_axes
+    from ncl_multi.adapters.sentence_data import Rows
+
+    mean, axes = principal_axes(h, 256)
+    found: dict[str, Any] = {
+        "dense": lambda h: h,
+        "truncated": lambda h: h,
+        "pca": lambda h: (h - mean) @ axes,
+    }
+    if cfg.csr_k is None or corpus.examples.shape[1] < 2:
+        return found
+    torch.manual_seed(cfg.seed)
+    csr = SparseAutoencoder(h.shape[1], cfg.csr_dims, cfg.csr_k)
+
+    def step(csr, batch):
+        return csr([h[rows].to(batch.device) for rows in batch.cpu().unbind(dim=1)])
+
+    loader = DataLoader(
+        Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True
+    )
+    fit(csr, step, loader, replace(cfg, out=cfg.out / "csr", lr=cfg.csr_lr))
+    return found | {"csr": csr.cpu().codes}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
