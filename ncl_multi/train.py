@@ -26,6 +26,7 @@ from ncl_multi.run import Run, as_json, stop_signals
 
 try:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
     from accelerate.utils import send_to_device, set_seed
     from tqdm.auto import tqdm
 except ModuleNotFoundError as error:
@@ -101,6 +102,8 @@ def fit(
     same call goes on from there. Modules with an `anneal` method are told the progress. A parameter
     group of `optimizer` may hold `lr_scale`, its share of the learning rate.
     """
+    # A run before this one, in the same process, may have had another precision.
+    AcceleratorState._reset_state()
     accelerator = Accelerator(
         cpu=_wants_cpu(cfg.device),
         mixed_precision={"fp32": "no"}.get(cfg.precision, cfg.precision),
