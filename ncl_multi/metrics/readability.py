@@ -151,7 +151,8 @@ def _entropy(counts: Float[np.ndarray, "classes d"]) -> float:
     shares = _shares(counts)
     if not shares.size:
         return 0.0
-    return float(-(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=0).mean())
+    # The logarithm of one over a share: never -0.0 for a pure dimension.
+    return float((shares * np.log(1 / np.where(shares > 0, shares, 1))).sum(axis=0).mean())
 
 
 def _correlation(products: Float[Tensor, "d d"], lives: np.ndarray) -> float:
