@@ -107,8 +107,8 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
     from ncl_multi import fit, gather, info_nce
     from ncl_multi.adapters.clip import NonNegClip
     from ncl_multi.adapters.clip_inputs import PixelPairs, tower_features
+    from ncl_multi.adapters.clip_load import load_towers
     from ncl_multi.adapters.clip_report import write_report
-    from ncl_multi.adapters.clip_towers import load_towers
     from ncl_multi.data.fetch import cache
 
     torch.manual_seed(cfg.seed)

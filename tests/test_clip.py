@@ -19,6 +19,7 @@ from ncl_multi import fit, info_nce, top_k  # noqa: E402
 from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss  # noqa: E402
 from ncl_multi.adapters.clip_data import read_pairs  # noqa: E402
 from ncl_multi.adapters.clip_inputs import PixelPairs, TowerFeatures, tower_features  # noqa: E402
+from ncl_multi.adapters.clip_load import load_towers  # noqa: E402
 from ncl_multi.adapters.clip_pairs import pairs_of  # noqa: E402
 from ncl_multi.adapters.clip_report import (  # noqa: E402
     both_ways,
@@ -27,11 +28,7 @@ from ncl_multi.adapters.clip_report import (  # noqa: E402
     truncation_curve,
     zero_shot_accuracy,
 )
-from ncl_multi.adapters.clip_towers import (  # noqa: E402
-    HuggingFaceTowers,
-    OpenClipTowers,
-    load_towers,
-)
+from ncl_multi.adapters.clip_towers import HuggingFaceTowers, OpenClipTowers  # noqa: E402
 from ncl_multi.train import TrainConfig  # noqa: E402
 
 TINY = {
@@ -149,7 +146,7 @@ def test_two_towers_of_ones_own_train_save_load_and_give_the_same_codes(tmp_path
         intermediate_size=16, max_position_embeddings=20,
     )  # fmt: skip
     transformers.BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "bert")
-    from ncl_multi.adapters.clip_towers import _two_towers
+    from ncl_multi.adapters.clip_load import _two_towers
 
     towers = _two_towers(
         "own", "test_efficientnet", str(tmp_path / "bert"), image_size=32, pretrained=False

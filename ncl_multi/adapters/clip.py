@@ -12,20 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
 from jaxtyping import Float
-from PIL import Image
 from safetensors.torch import load_model, save_model
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncl_multi.adapters.clip_towers import DEMO, Pixels, Tokens, Towers, load_towers
+from ncl_multi.adapters.clip_load import DEMO, load_towers
+from ncl_multi.adapters.clip_towers import Pixels, Tokens, Towers
 from ncl_multi.atomic import atomic
 from ncl_multi.dist import gather
 from ncl_multi.features import to_csr
 from ncl_multi.head import Activation, NonNegHead, top_k
 from ncl_multi.losses import InfoNCE, info_nce
+
+try:
+    from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
+    from PIL import Image
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "needs huggingface_hub and pillow: pip install 'ncl-multi[clip]'"
+    ) from error
 
 Scalar = Float[Tensor, ""]
 

@@ -5,13 +5,10 @@ image and a list of texts, `image` and `text` turn batches of those into feature
 all that `Towers.load` needs, but for the weights, which travel with the heads.
 """
 
-import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +18,12 @@ from torch import Tensor, nn
 
 try:
     import open_clip
-    import timm
     import transformers
     from open_clip.transform import PreprocessCfg, image_transform_v2
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "needs open_clip, timm and transformers: pip install 'ncl-multi[clip]'"
+        "needs open_clip and transformers: pip install 'ncl-multi[clip]'"
     ) from error
-
-DEMO = "efficientnet-lite0+minilm"
-"""Two pretrained towers that come as ordinary packages: no hub is asked."""
-
-_DEMO_SIZE = 112
-"""A quarter of the pixels the tower was trained with: a CPU reads thousands of images a minute."""
 
 Pixels = Float[Tensor, "n c h w"]
 Tokens = Int[Tensor, "n length"]
@@ -170,7 +160,7 @@ class OpenClipTowers(Towers):
         config = kept["model_cfg"]
         if config["text_cfg"].get("hf_model_name"):
             config["text_cfg"]["hf_model_name"] = str(folder)
-        model = _build(config)
+        model = build_open_clip(config)
         model.visual.preprocess_cfg = kept["preprocess_cfg"]
         # open_clip knows SigLIP's own tokenizer by the model's name alone.
         by_name = "siglip" in kept["name"].lower() and not config["text_cfg"].get(
@@ -233,100 +223,10 @@ class HuggingFaceTowers(Towers):
     def load(folder: Path) -> "HuggingFaceTowers":
         model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
         name = json.loads((folder / "name.json").read_text())
-        return HuggingFaceTowers(name, model, *_processors(str(folder)))
+        return HuggingFaceTowers(name, model, *processors_of(str(folder)))
 
 
-def load_towers(name: str = DEMO, *, image_size: int | None = None) -> Towers:
-    """Towers by name.
-
-    - `efficientnet-lite0+minilm`: two pretrained towers that need no hub;
-    - `<timm name>+<Hugging Face text model>`: any two, through open_clip's `CustomTextCLIP`;
-    - `ViT-B-32`, `ViT-B-32:<tag>`: a model of open_clip with random or pretrained weights;
-    - `hf-hub:<name>`: an open_clip model on the hub;
-    - `hf:<name or folder>`: a Hugging Face CLIP or SigLIP model.
-
-    `image_size` sets the side of the images of a timm or open_clip image tower.
-    """
-    if name.startswith("hf:"):
-        source = name.removeprefix("hf:")
-        model = transformers.AutoModel.from_pretrained(source)
-        return HuggingFaceTowers(name, model, *_processors(source))
-    if name == DEMO:
-        return _demo_towers(image_size)
-    if "+" in name:
-        image, text = name.split("+", 1)
-        return _two_towers(name, image, text, image_size=image_size, pretrained=True)
-    return _open_clip_towers(name, image_size)
-
-
-def _open_clip_towers(name: str, image_size: int | None) -> OpenClipTowers:
-    from_hub = name.startswith(("hf-hub:", "local-dir:"))
-    model_name, tag = (name, None) if from_hub else (name.partition(":")[0], name.partition(":")[2])
-    if not from_hub:
-        _check_known("--model", model_name, open_clip.list_models())
-        if tag:
-            _check_known("weights", tag, open_clip.list_pretrained_tags_by_model(model_name))
-    model = open_clip.create_model(model_name, pretrained=tag or None, force_image_size=image_size)
-    config = open_clip.get_model_config(model_name)
-    if image_size is not None:
-        config["vision_cfg"]["image_size"] = image_size
-    return OpenClipTowers(model_name, model, config, open_clip.get_tokenizer(model_name))
-
-
-def _two_towers(
-    name: str, image: str, text: str, *, image_size: int | None, pretrained: bool
-) -> OpenClipTowers:
-    """A timm and a Hugging Face model side by side, without projections of their own."""
-    _check_known("image tower", image.partition(".")[0], timm.list_models())
-    with torch.device("meta"):
-        blank: Any = timm.create_model(image)
-    own = blank.pretrained_cfg
-    text_config = transformers.AutoConfig.from_pretrained(text)
-    pool = getattr(blank, "global_pool", "avg")
-    config: dict[str, Any] = {
-        # With this width open_clip leaves the pooled text feature as it is.
-        "embed_dim": text_config.hidden_size,
-        "vision_cfg": {
-            "timm_model_name": image,
-            "timm_model_pretrained": pretrained,
-            "timm_pool": pool if isinstance(pool, str) else "avg",
-            "timm_proj": "none",
-            "image_size": image_size or own["input_size"][-1],
-        },
-        "text_cfg": {
-            "hf_model_name": text,
-            "hf_model_pretrained": True,
-            "hf_tokenizer_name": text,
-            "hf_pooler_type": "mean_pooler",
-            "hf_proj_type": None,
-            "context_length": min(77, text_config.max_position_embeddings),
-        },
-    }
-    with _quiet_about_unused_weights():
-        model = _build(config, pretrained=True)
-    size, mean, std = config["vision_cfg"]["image_size"], own["mean"], own["std"]
-    model.visual.preprocess_cfg = asdict(PreprocessCfg(size=size, mean=mean, std=std))
-    tokenizer = open_clip.tokenizer.HFTokenizer(
-        text,
-        context_length=config["text_cfg"]["context_length"],
-    )
-    return OpenClipTowers(name, model, config, tokenizer, all_layers=True)
-
-
-def _demo_towers(image_size: int | None) -> OpenClipTowers:
-    from ncl_multi import data
-
-    towers = _two_towers(
-        DEMO, "tf_efficientnet_lite0", str(data.minilm()),
-        image_size=image_size or _DEMO_SIZE, pretrained=False,
-    )  # fmt: skip
-    weights = data.efficientnet_lite0().state_dict()
-    trunk = towers.model.visual.trunk
-    trunk.load_state_dict({name: weights[name] for name in trunk.state_dict()})
-    return towers
-
-
-def _build(config: dict[str, Any], *, pretrained: bool = False) -> Any:
+def build_open_clip(config: dict[str, Any], *, pretrained: bool = False) -> Any:
     """An open_clip model from its config."""
     config = deepcopy(config)
     if not pretrained:
@@ -339,18 +239,7 @@ def _build(config: dict[str, Any], *, pretrained: bool = False) -> Any:
     return open_clip.CustomTextCLIP(**config) if custom else open_clip.CLIP(**config)
 
 
-@contextmanager
-def _quiet_about_unused_weights() -> Iterator[None]:
-    """The text tower's own pooler is not used, which transformers would say at length."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-
-
-def _processors(source: str) -> tuple[Any, Any]:
+def processors_of(source: str) -> tuple[Any, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     return tokenizer, transformers.AutoImageProcessor.from_pretrained(source)
 
@@ -365,11 +254,3 @@ def _keep_out_of_training(model: nn.Module) -> None:
     for name, weight in model.named_parameters():
         if name in ("logit_scale", "logit_bias"):
             weight.requires_grad_(False)
-
-
-def _check_known(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        lower = {one.lower(): one for one in known}
-        near = difflib.get_close_matches(name.lower(), lower, n=5, cutoff=0.4)
-        offer = ", ".join(lower[one] for one in near) or "none"
-        raise ValueError(f"{what} {name!r} is unknown; the nearest known names are: {offer}")
