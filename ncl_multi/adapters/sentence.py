@@ -1,7 +1,7 @@
 """Sentences: the objective, and the sparse autoencoder it is compared with."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -115,7 +115,7 @@ class NonNegLoss(nn.Module):
         self.model, self.ks, self.temperature = model, ks, temperature
 
     def forward(
-        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+        self, sentence_features: Iterable[Mapping[str, Any]], labels: Tensor | None = None
     ) -> Tensor:
         columns = [self.model(column)["sentence_embedding"] for column in sentence_features]
         if len(columns) < 2:
@@ -148,7 +148,8 @@ class SparseAutoencoder(nn.Module):
                 "needs sentence-transformers: pip install 'ncl-multi[sentence]'"
             ) from error
         self.body = SparseAutoEncoder(in_dim, dims, k=k, k_aux=min(512, dims))
-        self.loss = CSRLoss(self.body)
+        # It asks of a model only what the autoencoder alone has, too.
+        self.loss = CSRLoss(cast(Any, self.body))
 
     def forward(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The loss of anchors, positives and negatives, and the anchors' codes."""

@@ -38,7 +38,7 @@ class Judged:
     @classmethod
     def of(cls, embed: Callable[[Sequence[str]], Tensor]) -> "Judged":
         """STS-B, and Cranfield if NCL_DATA holds it."""
-        found = {}
+        found: dict[str, Features] = {}
         for split in ("dev", "test"):
             first, second, scores = data.stsb(split)
             for side, sentences in (("first", first), ("second", second)):
@@ -50,8 +50,8 @@ class Judged:
         except FileNotFoundError:
             return cls(found)
         relevant = torch.zeros(len(cranfield.queries), len(cranfield.documents), dtype=torch.uint8)
-        for query, documents in enumerate(cranfield.relevant):
-            relevant[query, documents] = 1
+        for query, right in enumerate(cranfield.relevant):
+            relevant[query, right] = 1
         queries = Features(embed(cranfield.queries), y=relevant, items=cranfield.queries)
         documents = Features(embed(cranfield.documents))
         return cls(found | {"cranfield-queries": queries, "cranfield-documents": documents})
@@ -129,7 +129,7 @@ def _row(method: str, files: dict[str, Features], k: int | None) -> dict[str, An
     for split in ("dev", "test"):
         sides = [f"stsb-{split}-{side}" for side in ("first", "second")]
         if sides[0] in codes:
-            scores = files[sides[0]].y
+            scores = torch.as_tensor(files[sides[0]].y)
             cosines = F.cosine_similarity(codes[sides[0]], codes[sides[1]])
             row[f"STS-B {split}"] = spearman(cosines, scores)
     if "cranfield-queries" in codes:

@@ -114,7 +114,7 @@ class _Codes(nn.Module):
 
 def _encoder_modules(encoder: Encoder) -> list[Any]:
     if encoder.stock:
-        return list(encoder.model.cpu())  # type: ignore[arg-type]
+        return list(encoder.model.cpu().children())
     if encoder.pooling not in _POOLING:
         raise ValueError(f"sentence-transformers has no pooling {encoder.pooling!r}")
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def _dense(layer: nn.Linear, activation: nn.Module) -> Dense:
 
 @torch.no_grad()
 def _largest(layer: nn.Linear, k: int) -> SparseAutoEncoder:
-    module = SparseAutoEncoder(layer.in_features, layer.out_features, k=k, k_aux=0)
+    module: Any = SparseAutoEncoder(layer.in_features, layer.out_features, k=k, k_aux=0)
     module.encoder.weight.copy_(layer.weight)
     module.latent_bias.copy_(layer.bias)
     return module
