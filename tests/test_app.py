@@ -120,10 +120,19 @@ def call(url, name, *arguments):
     # One session, so that the choices one answer brings may be picked in the next question.
     body = json.dumps({"data": arguments, "session_hash": "visitor"}).encode()
     headers = {"Content-Type": "application/json"}
-    with urlopen(Request(f"{url}/gradio_api/call/{name}", body, headers)) as reply:
-        event = json.load(reply)["event_id"]
-    with urlopen(f"{url}/gradio_api/call/{name}/{event}") as reply:
-        kind, data = reply.read().decode().strip().splitlines()[-2:]
+    for attempt in range(3):
+        try:
+            with urlopen(Request(f"{url}/gradio_api/call/{name}", body, headers)) as reply:
+                event = json.load(reply)["event_id"]
+            with urlopen(f"{url}/gradio_api/call/{name}/{event}") as reply:
+                kind, data = reply.read().decode().strip().splitlines()[-2:]
+        except ConnectionResetError:
+            # A busy machine drops a connection now and then; an app that died refuses the next.
+            if attempt == 2:
+                raise
+            time.sleep(1)
+        else:
+            break
     assert kind == "event: complete"
     return json.loads(data.removeprefix("data: "))
 
