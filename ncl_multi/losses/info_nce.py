@@ -6,6 +6,7 @@ Nothing here knows about models, processes or non-negativity: pass codes from a
 """
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,11 +19,16 @@ from ncl_multi.losses.checks import at_least_float32, check_finite, check_views,
 Batch = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
 Groups = Int[Tensor, " n"]
+_T = TypeVar("_T")
 
-# A tile of logits should stay in the cache while it is exponentiated: 1024 x 1024 floats on a CPU.
-# A GPU wants larger products and has the memory for them. Up to 256 rows, keeping the logits is
-# faster than making them twice.
-_CPU_TILE, _GPU_TILE, _DENSE = 1024, 4096, 256
+# A tile of logits should stay in a core's cache while it is exponentiated: 512 x 512 floats on a
+# CPU. A GPU wants larger products and has the memory for them. Up to 256 rows, keeping the logits
+# is faster than making them twice.
+_CPU_TILE, _GPU_TILE, _DENSE = 512, 4096, 256
+
+# exp of a logit up to 60 in size can be summed over any batch, and divided by, in float32. No
+# cosine is above 1, so that is any temperature from 1/60: one exponential then serves both sides.
+_SAFE_LOGIT = 60.0
 
 
 def info_nce(
@@ -75,7 +81,8 @@ def info_nce(
         if dense:
             loss = _dense(a, b, within_view, groups)
         else:
-            loss = _Tiled.apply(a, b, within_view, groups, tile)
+            small = known and bool(temperature * _SAFE_LOGIT >= 1)
+            loss = _Tiled.apply(a, b, within_view, groups, tile, small)
     return check_finite(loss)
 
 
@@ -133,21 +140,19 @@ class _Tiled(torch.autograd.Function):
     """The same loss, a tile of logits at a time, twice: for the normalisers, for the gradient."""
 
     @staticmethod
-    def forward(ctx, a, b, within_view, groups, tile):
+    def forward(ctx, a, b, within_view, groups, tile, small):
         lse_a = a.new_full((len(a),), float("-inf"))
         lse_b = lse_a.clone()
-        for rows, cols in _tiles(len(a), tile):
-            logits = _logits(a, b, rows, cols, groups, own=False)
-            _add_logsumexp(lse_a, rows, logits, dim=1)
-            _add_logsumexp(lse_b, cols, logits, dim=0)
-        for z, lse in ((a, lse_a), (b, lse_b)) if within_view else ():
-            for rows, cols in _tiles(len(z), tile, upper=True):
-                logits = _logits(z, z, rows, cols, groups, own=True)
-                _add_logsumexp(lse, rows, logits, dim=1)
-                if rows != cols:
-                    _add_logsumexp(lse, cols, logits, dim=0)
+        for x, y, lse_x, lse_y in _sides(a, b, lse_a, lse_b, within_view):
+            own = x is y
+            for rows, cols, room in _tiles(x, tile, upper=own):
+                logits = _logits(x, y, rows, cols, groups, own=own, out=room)
+                by_row, by_col = _both_logsumexps(logits, small)
+                lse_x[rows] = lse_x[rows].logaddexp(by_row)
+                if not own or rows != cols:
+                    lse_y[cols] = lse_y[cols].logaddexp(by_col)
         ctx.save_for_backward(a, b, lse_a, lse_b, groups)
-        ctx.within_view, ctx.tile = within_view, tile
+        ctx.within_view, ctx.tile, ctx.small = within_view, tile, small
         return (lse_a.mean() + lse_b.mean()) / 2 - (a * b).sum(dim=1).mean()
 
     @staticmethod
@@ -157,37 +162,54 @@ class _Tiled(torch.autograd.Function):
         with torch.autocast(a.device.type, enabled=False):
             # The positives' pull, in units of grad / 2n like everything below.
             grad_a, grad_b = -2 * b, -2 * a
-            for rows, cols in _tiles(len(a), ctx.tile):
-                logits = _logits(a, b, rows, cols, groups, own=False)
-                push = _both_softmaxes(logits, lse_a[rows], lse_b[cols])
-                grad_a[rows].addmm_(push, b[cols])
-                grad_b[cols].addmm_(push.T, a[rows])
-            own = ((a, lse_a, grad_a), (b, lse_b, grad_b)) if ctx.within_view else ()
-            for z, lse, grad_z in own:
-                for rows, cols in _tiles(len(z), ctx.tile, upper=True):
-                    logits = _logits(z, z, rows, cols, groups, own=True)
-                    push = _both_softmaxes(logits, lse[rows], lse[cols])
-                    grad_z[rows].addmm_(push, z[cols])
-                    if rows != cols:
-                        grad_z[cols].addmm_(push.T, z[rows])
+            for x, y, (lse_x, grad_x), (lse_y, grad_y) in _sides(
+                a, b, (lse_a, grad_a), (lse_b, grad_b), ctx.within_view
+            ):
+                own = x is y
+                for rows, cols, room in _tiles(x, ctx.tile, upper=own):
+                    logits = _logits(x, y, rows, cols, groups, own=own, out=room)
+                    push = _both_softmaxes(logits, lse_x[rows], lse_y[cols], ctx.small)
+                    grad_x[rows].addmm_(push, y[cols])
+                    if not own or rows != cols:
+                        grad_y[cols].addmm_(push.T, x[rows])
             unit = grad / (2 * len(a))
-        return grad_a.mul_(unit), grad_b.mul_(unit), None, None, None
+        return grad_a.mul_(unit), grad_b.mul_(unit), None, None, None, None
 
 
-def _tiles(n: int, tile: int, *, upper: bool = False) -> Iterator[tuple[slice, slice]]:
-    """Blocks of an n x n matrix; of a symmetric one, those on and above the diagonal."""
-    starts = range(0, n, tile)
-    for i in starts:
-        for j in starts:
-            if j >= i or not upper:
-                yield slice(i, min(i + tile, n)), slice(j, min(j + tile, n))
+def _sides(
+    a: Batch, b: Batch, of_a: _T, of_b: _T, within_view: bool
+) -> list[tuple[Batch, Batch, _T, _T]]:
+    """Which rows meet which, each with what belongs to it: the other view's, then one's own's."""
+    across = [(a, b, of_a, of_b)]
+    return [*across, (a, a, of_a, of_a), (b, b, of_b, of_b)] if within_view else across
+
+
+def _tiles(z: Batch, tile: int, *, upper: bool) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Blocks of an n x n matrix, of a symmetric one those on and above the diagonal, with room.
+
+    The room is the same memory for every block: fresh pages cost as much as an exponential.
+    """
+    n = len(z)
+    room = z.new_empty(min(tile, n) ** 2)
+    for i in range(0, n, tile):
+        for j in range(i if upper else 0, n, tile):
+            rows, cols = slice(i, min(i + tile, n)), slice(j, min(j + tile, n))
+            shape = rows.stop - i, cols.stop - j
+            yield rows, cols, room[: shape[0] * shape[1]].view(shape)
 
 
 def _logits(
-    a: Tensor, b: Tensor, rows: slice, cols: slice, groups: Groups | None, *, own: bool
+    a: Tensor,
+    b: Tensor,
+    rows: slice,
+    cols: slice,
+    groups: Groups | None,
+    *,
+    own: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Similarities of `a[rows]` to `b[cols]`, with those ruled out that are not rivals."""
-    logits = a[rows] @ b[cols].T
+    logits = torch.mm(a[rows], b[cols].T, out=out)
     on_diagonal = rows == cols
     if groups is None and not (own and on_diagonal):
         return logits
@@ -202,12 +224,17 @@ def _logits(
     return logits.masked_fill(ruled_out, float("-inf"))
 
 
-def _add_logsumexp(lse: Tensor, index: slice, logits: Tensor, dim: int) -> None:
-    """Take more terms into a running logsumexp."""
-    lse[index] = torch.logaddexp(lse[index], logits.logsumexp(dim))
+def _both_logsumexps(logits: Tensor, small: bool) -> tuple[Tensor, Tensor]:
+    """Over each row and over each column; `logits` may be overwritten."""
+    if not small:
+        return logits.logsumexp(dim=1), logits.logsumexp(dim=0)
+    powers = logits.exp_()
+    return powers.sum(dim=1).log_(), powers.sum(dim=0).log_()
 
 
-def _both_softmaxes(logits: Tensor, lse_rows: Tensor, lse_cols: Tensor) -> Tensor:
+def _both_softmaxes(logits: Tensor, lse_rows: Tensor, lse_cols: Tensor, small: bool) -> Tensor:
     """Each row's softmax plus each column's, from normalisers over more than this tile."""
+    if small:
+        return logits.exp_().mul_((-lse_rows).exp_()[:, None] + (-lse_cols).exp_())
     by_row = (logits - lse_rows[:, None]).exp_()
     return by_row.add_((logits - lse_cols).exp_())

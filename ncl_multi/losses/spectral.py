@@ -25,11 +25,7 @@ def spectral(za: Batch, zb: Batch) -> Scalar:
     """
     check_views(za, zb)
     with torch.autocast(za.device.type, enabled=False):
-        a, b = at_least_float32(za), at_least_float32(zb)
-        n = len(a)
-        matches = (a * b).sum(dim=1)
-        negatives = _SquaredProducts.apply(a, b) - matches.square().sum()
-        loss = -2 * matches.mean() + negatives / (n * (n - 1))
+        loss = _Spectral.apply(at_least_float32(za), at_least_float32(zb))
     return check_finite(loss)
 
 
@@ -40,18 +36,24 @@ class Spectral(nn.Module):
         return spectral(za, zb)
 
 
-class _SquaredProducts(torch.autograd.Function):
-    """sum_ij (a_i'b_j)^2 as sum((a'a) * (b'b)); autograd would take twice the products for a'a."""
+class _Spectral(torch.autograd.Function):
+    """sum_ij (a_i'b_j)^2 is sum((a'a) * (b'b)); autograd would take twice the products for a'a."""
 
     @staticmethod
     def forward(ctx, a, b):
         gram_a, gram_b = a.T @ a, b.T @ b
-        ctx.save_for_backward(a, b, gram_a, gram_b)
-        return (gram_a * gram_b).sum()
+        matches = (a * b).sum(dim=1)
+        ctx.save_for_backward(a, b, gram_a, gram_b, matches)
+        negatives = (gram_a * gram_b).sum() - matches.square().sum()
+        return negatives / (len(a) * (len(a) - 1)) - 2 * matches.mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        a, b, gram_a, gram_b = ctx.saved_tensors
+        a, b, gram_a, gram_b, matches = ctx.saved_tensors
+        n = len(a)
         with torch.autocast(a.device.type, enabled=False):
-            return a @ gram_b.mul(2 * grad), b @ gram_a.mul(2 * grad)
+            unit = 2 * grad / (n * (n - 1))
+            # A partner's pull, less its share of the squares, which the Gram matrices counted in.
+            pull = (unit * (1 - n - matches))[:, None]
+            return (b * pull).addmm_(a, gram_b * unit), (a * pull).addmm_(b, gram_a * unit)
