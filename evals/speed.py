@@ -2,7 +2,7 @@
 
 Usage:
     python evals/speed.py losses
-    python evals/speed.py losses --rivals-up-to 32768   # the dense losses need 13 GB there
+    python evals/speed.py losses --rivals-up-to 32768   # the dense losses need 17 GB there
     python evals/speed.py graph
     python evals/speed.py search
     python evals/speed.py views
@@ -28,8 +28,8 @@ class Cost(NamedTuple):
 def losses(
     sizes: tuple[tuple[int, int], ...] = ((256, 512), (2048, 512), (8192, 512), (32768, 256)),
     linear_sizes: tuple[tuple[int, int], ...] = ((32768, 512), (65536, 512)),
-    rivals_up_to: int = 8192,
-    repeats: int = 5,
+    rivals_up_to: int = 16384,
+    repeats: int = 3,
     out: Path = Path("runs/speed/losses.json"),
 ) -> None:
     """Forward and backward of every loss beside open_clip's, lightly's and a plain dense one.
@@ -37,7 +37,7 @@ def losses(
     Args:
         sizes: Rows and dimensions of the two views.
         linear_sizes: The same for `spectral`, which has no n x n matrix to make.
-        rivals_up_to: Most rows for those that keep n x n matrices.
+        rivals_up_to: Side of the largest matrix the others may keep: n, or 2n for lightly's.
         repeats: Calls of which the fastest counts.
         out: File for the figures.
     """
@@ -49,7 +49,8 @@ def losses(
         (name, n, d)
         for n, d in sizes
         for name in _LOSSES
-        if name != "spectral" and (name.startswith("ours") or n <= rivals_up_to)
+        if name != "spectral"
+        and (name.startswith("ours") or n * (1 + name.startswith("lightly")) <= rivals_up_to)
     ]
     cases += [("spectral", n, d) for n, d in linear_sizes]
     rows, bare = {}, {}
