@@ -69,7 +69,7 @@ class Judged:
         for method, code in methods.items():
             for name, own in self.features.items():
                 z = code(own.z)
-                z = z if method in (*_ORDERED, "dense") else top_k(z, max(ACTIVE))
+                z = z if method in (*_ORDERED, "dense") else top_k(z, min(max(ACTIVE), z.shape[1]))
                 about = own.about | {"method": method}
                 Features(z, own.y, about=about).save(folder / method / f"{name}.safetensors")
 
