@@ -95,30 +95,43 @@ class Features:
     @classmethod
     def load(cls, path: str | Path) -> "Features":
         """Read a file written by `save`; the codes stay on disk until they are used."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise FileNotFoundError(f"no features file at {path}; recipes write one") from None
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is no features file, or was cut short: {error}") from error
-        if metadata.get("format") != FORMAT:
-            raise ValueError(
-                f"{path} is not a features file of this version: expected format {FORMAT}, "
-                f"got {metadata.get('format')}. Write it again with the recipe"
-            )
+        tensors, about = read_safetensors(
+            path, FORMAT, "features file", "recipes write one", framework="pt"
+        )
         try:
             items, thumbnails = _unpack(tensors, "items"), _unpack(tensors, "thumbnails")
             return cls(
                 z=_read_codes(tensors),
                 y=tensors.get("y"),
                 items=None if items is None else [item.decode() for item in items],
-                about=dict(json.loads(metadata["about"])),
+                about=about,
                 thumbnails=thumbnails,
             )
         except (KeyError, IndexError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def read_safetensors(
+    path: str | Path, expected: str, what: str, written_by: str, *, framework: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors of a file in one of our formats, and what it says about them; or why it is none."""
+    try:
+        with safe_open(path, framework=framework) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no {what} at {path}; {written_by}") from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is no {what}, or was cut short: {error}") from error
+    if metadata.get("format") != expected:
+        raise ValueError(
+            f"{path} is no {what} of this version: expected format {expected}, "
+            f"got {metadata.get('format')}. Write it again"
+        )
+    try:
+        return tensors, dict(json.loads(metadata["about"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def to_csr(z: Tensor) -> csr_array:

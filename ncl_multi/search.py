@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from scipy.sparse import csr_array, hstack
 
 from ncl_multi.atomic import atomic
 from ncl_multi.explain import unit_rows
+from ncl_multi.features import read_safetensors
 from ncl_multi.inverted import MOST_ITEMS, Block, scan
 
 FORMAT = "ncl_multi.index/1"
@@ -193,21 +193,10 @@ class SparseIndex:
     @classmethod
     def load(cls, path: str | Path) -> "SparseIndex":
         """Read a file written by `save`."""
+        tensors, about = read_safetensors(
+            path, FORMAT, "index", "SparseIndex.save writes one", framework="np"
+        )
         try:
-            with safe_open(path, framework="np") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise FileNotFoundError(f"no index at {path}; SparseIndex.save writes one") from None
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is no index, or was cut short: {error}") from error
-        if metadata.get("format") != FORMAT:
-            raise ValueError(
-                f"{path} is no index of this version: expected format {FORMAT}, "
-                f"got {metadata.get('format')}. Build it again"
-            )
-        try:
-            about = json.loads(metadata["about"])
             index = cls(about["dims"], about["names"])
             for number in range(about["blocks"]):
                 parts = {name: tensors[f"{number}.{name}"] for name in Block.PARTS}

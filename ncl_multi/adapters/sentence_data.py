@@ -120,8 +120,11 @@ def read_examples(source: str | Path) -> list[tuple[str, ...]]:
     elif not Path(source).is_file():
         raise ValueError(f"data must be snli, a csv or jsonl file, or hf:<name>; got {source}")
     elif source.endswith(".csv"):
-        with Path(source).open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        try:
+            with Path(source).open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+        except csv.Error as error:
+            raise ValueError(f"{source} is no csv file: {error}") from error
     elif source.endswith(".jsonl"):
         lines = Path(source).read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.strip()]
@@ -130,6 +133,11 @@ def read_examples(source: str | Path) -> list[tuple[str, ...]]:
     examples: list[tuple[str, ...]] = []
     columns: list[str] = []
     for number, row in enumerate(rows):
+        # A csv line longer than the first one leaves the rest under the column None.
+        if not isinstance(row, dict) or None in row:
+            raise ValueError(
+                f"row {number} of {source} does not fit the columns; got {str(row)[:80]}"
+            )
         columns = columns or _text_columns(row, source)
         example = tuple(row.get(column) for column in columns)
         if not all(isinstance(sentence, str) and sentence for sentence in example):
