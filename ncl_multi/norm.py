@@ -1,5 +1,10 @@
 """Batch statistics over the rows of all processes, with running values for serving."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -70,6 +75,43 @@ class SharedNorm(nn.Module):
             _follow(self.mean, mean.detach(), self.batches)
             _follow(self.variance, variance * (rows / (rows - 1)), self.batches)
         return normal.to(h.dtype)
+
+
+@contextmanager
+def shared_batch_norm(model: nn.Module) -> Iterator[None]:
+    """While this lasts, torch's own BatchNorm layers see the rows of all processes, too.
+
+    SyncBatchNorm does this on GPUs alone. Every process must bring as many rows.
+    """
+    layers: list[Any] = [
+        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    ]
+    for layer in layers if processes() > 1 else ():
+        layer.forward = partial(_batch_norm_of_all, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def _batch_norm_of_all(layer: Any, x: Tensor) -> Tensor:
+    if not layer.training:
+        return type(layer).forward(layer, x)
+    by_channel = wide(x).transpose(0, 1).flatten(1).T
+    mean, variance = moments(by_channel)
+    if layer.running_mean is not None and layer.running_var is not None:
+        rows = len(by_channel) * processes()
+        with torch.no_grad():
+            layer.num_batches_tracked += 1
+            step = layer.momentum or 1 / float(layer.num_batches_tracked)
+            layer.running_mean.lerp_(mean, step)
+            layer.running_var.lerp_(variance * (rows / (rows - 1)), step)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    normal = (wide(x) - mean.view(shape)) * (variance + layer.eps).rsqrt().view(shape)
+    if layer.affine:
+        normal = normal * layer.weight.view(shape) + layer.bias.view(shape)
+    return normal.to(x.dtype)
 
 
 def moments(h: Tensor) -> tuple[Tensor, Tensor]:

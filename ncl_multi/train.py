@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ncl_multi.batches import Batches, step_seed
 from ncl_multi.dist import total
 from ncl_multi.health import Health
+from ncl_multi.norm import shared_batch_norm
 from ncl_multi.run import Run, as_json, stop_signals
 
 try:
@@ -133,7 +134,7 @@ def fit(
         total=steps, initial=start, desc=cfg.out.name, unit="step", dynamic_ncols=True,
         disable=not accelerator.is_main_process,
     )  # fmt: skip
-    with stop_signals() as stopped, bar:
+    with stop_signals() as stopped, bar, shared_batch_norm(model):
         for now, batch in enumerate(batches.after(start, steps), start):
             set_seed(step_seed(cfg.seed, now, accelerator.process_index))
             for module in annealed:

@@ -7,6 +7,7 @@ Usage:
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,8 +58,8 @@ class Config(TrainConfig):
     """Share of features that is dropped to make the noisy copy of a sentence without a pair."""
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""
-    csr_k: int | None = 32
-    """Also train sentence-transformers' CSR at this k, same data and steps; None leaves it out."""
+    csr_k: tuple[int, ...] = (8, 16, 32, 64)
+    """Also train sentence-transformers' CSR, once for each k, same data and steps; none to not."""
     csr_dims: int = 4096
     """Width of CSR's codes."""
     csr_lr: float = 1e-3
@@ -90,8 +91,8 @@ def main(cfg: Config) -> None:
     corpus = Corpus.read(cfg.data, limit, cfg.texts)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
     bare = wrap(source, cfg.dims, pooling=cfg.pooling)
-    h = cached_features(bare, cfg.model, corpus.sentences)
-    judged = Judged.of(lambda sentences: cached_features(bare, cfg.model, sentences))
+    h = cached_features(bare, corpus.sentences)
+    judged = Judged.of(partial(cached_features, bare))
     model = train(cfg, source, corpus, h, judged)
     if cfg.twin:
         train(twin_of(cfg), source, corpus, h, judged)
@@ -129,7 +130,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         model if cfg.finetune else model.head, cfg.k, cfg.anneal_k, rebuild=bool(cfg.reconstruction)
     )
 
-    def step(learner, batch):
+    def step(trained, batch):
         columns = [*batch.cpu().unbind(dim=1), *corpus.draw_pairs(len(batch))]
         if batch.shape[1] == 1:
             columns.insert(1, columns[0])
@@ -141,7 +142,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         else:
             # The encoder's own dropout is not at hand: drop some of its features instead.
             given = F.dropout(wanted, cfg.dropout) if batch.shape[1] == 1 else wanted
-        z, rebuild = learner(given)
+        z, rebuild = trained(given)
         sizes = [len(column) for column in columns]
         hs = [gather(part) for part in wanted.split(sizes)]
         total = z.new_zeros(())
@@ -179,7 +180,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
 
 
 def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
-    """CSR trained on the same data for as many steps; PCA; the encoder cut short, and whole."""
+    """CSR trained on the same data for as many steps at each k; PCA; the encoder cut, and whole."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -194,19 +195,25 @@ def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
         "truncated": lambda h: h,
         "pca": lambda h: (h - mean) @ axes,
     }
-    if cfg.csr_k is None or corpus.examples.shape[1] < 2:
+    if corpus.examples.shape[1] < 2:
         return found
-    torch.manual_seed(cfg.seed)
-    csr = SparseAutoencoder(h.shape[1], cfg.csr_dims, cfg.csr_k)
-
-    def step(csr, batch):
-        return csr([h[rows].to(batch.device) for rows in batch.cpu().unbind(dim=1)])
-
     loader = DataLoader(
         Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True
     )
-    fit(csr, step, loader, replace(cfg, out=cfg.out / "csr", lr=cfg.csr_lr))
-    return found | {"csr": csr.cpu().codes}
+
+    def step(csr, batch):
+        # Sentences that no one has paired are their own positives, and their partners negatives.
+        first, second = corpus.draw_pairs(len(batch))
+        more = (first, first, second)
+        columns = zip(batch.cpu().unbind(dim=1), more, strict=False)
+        return csr([h[torch.cat(column)].to(batch.device) for column in columns])
+
+    for k in cfg.csr_k:
+        torch.manual_seed(cfg.seed)
+        csr = SparseAutoencoder(h.shape[1], cfg.csr_dims, k)
+        fit(csr, step, loader, replace(cfg, out=cfg.out / f"csr/{k}", lr=cfg.csr_lr))
+        found[f"csr@{k}"] = csr.cpu().codes
+    return found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Every recipe in a size that takes seconds, as the command that a user would type."""
 
-import sys
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -88,5 +89,51 @@ def lay_out(here: Path) -> None:
     ).save_pretrained(here / "clip")
 
 
-if __name__ == "__main__":
-    lay_out(Path(sys.argv[1]))
+@contextmanager
+def nothing_random():
+    """Every draw is the same number, so that rows may be dealt out to processes in any way."""
+
+    def uniform(x, low=0.0, high=1.0):
+        return x.fill_(0.3 * low + 0.7 * high)
+
+    def rand(*size, **options):
+        return torch.full(size[0] if isinstance(size[0], (tuple, list)) else size, 0.3, **options)
+
+    with (
+        patch.object(torch.Tensor, "uniform_", uniform),
+        patch.object(torch, "rand", rand),
+        patch.object(torch, "rand_like", lambda x, **_: torch.full_like(x, 0.3)),
+        patch.object(torch, "randint", lambda *given, **_: torch.zeros(given[-1]).long()),
+        patch.object(torch.nn.functional, "dropout", lambda x, *_, **__: x),
+    ):
+        yield
+
+
+def in_doubles() -> None:
+    """Train in float64, with nothing random in a step, by plain gradients.
+
+    What is left can differ between one process and several by rounding alone.
+    """
+    import ncl_multi
+
+    fit = ncl_multi.fit
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+
+    def doubled(part):
+        if isinstance(part, torch.Tensor):
+            return part.double() if part.is_floating_point() else part
+        if isinstance(part, dict):
+            return {name: doubled(own) for name, own in part.items()}
+        return type(part)(map(doubled, part)) if isinstance(part, (list, tuple)) else part
+
+    def plain_fit(model, step, loader, cfg, **_):
+        def plain_step(model, batch):
+            with nothing_random():
+                return step(model, batch)
+
+        model.double().register_forward_pre_hook(lambda _, given: doubled(given))
+        sgd = lambda weights: torch.optim.SGD(weights, 0.1)  # noqa: E731
+        return fit(model, plain_step, loader, cfg, optimizer=sgd)
+
+    ncl_multi.fit = plain_fit

@@ -1,7 +1,8 @@
-"""Killed again and again, every recipe ends as if nobody had touched it.
+"""Killed again and again, or run by two processes, every recipe ends as if nothing had happened.
 
 A process that has imported everything forks one child a start, which runs the recipe as a script
-with the same command line each time: twenty kills then take seconds, not minutes.
+with the same command line each time: twenty kills then take seconds, not minutes. Processes that
+work together get the environment that torchrun would give them.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from small_recipes import ROOT, SMALL, command, lay_out
 
 pytest.importorskip("torch_geometric")
@@ -31,14 +34,21 @@ import ncl_multi.adapters.clip_report, ncl_multi.adapters.graph, ncl_multi.adapt
 import ncl_multi.adapters.sentence_compare, ncl_multi.adapters.vision_report, ncl_multi.atlas
 print("ready", flush=True)
 for line in sys.stdin:
-    argv, log = json.loads(line)
-    child = os.fork()
-    if child == 0:
+    argv, log, environments, doubles = json.loads(line)
+    children = []
+    for environment in environments:
+        children.append(os.fork())
+        if children[-1]:
+            continue
         os.setsid()
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1), os.dup2(file, 2)
+        os.environ.update(environment)
         sys.argv, code = argv, 0
         try:
+            if doubles:
+                import small_recipes
+                small_recipes.in_doubles()
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as stop:
             code = stop.code or 0
@@ -47,8 +57,9 @@ for line in sys.stdin:
             code = 1
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(json.dumps(children), flush=True)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(json.dumps(codes), flush=True)
 """
 
 
@@ -62,23 +73,41 @@ class Home:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONWARNINGS": "ignore",
         }
-        paths = {"PYTHONPATH": str(ROOT), "NCL_CACHE": str(folder / "cache"), "NCL_DATA": ""}
+        paths = {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "NCL_CACHE": str(folder / "cache"),
+            "NCL_DATA": "",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-c", HOME], stdin=-1, stdout=-1, text=True, bufsize=1,
             env=os.environ | quiet | paths,
         )  # fmt: skip
         assert self.process.stdout.readline() == "ready\n"
 
-    def run(self, argv: list[str], *, kill_after: float | None = None, with_signal: int = 9) -> int:
-        """Start the command, perhaps kill it, and return its exit code."""
-        self.process.stdin.write(json.dumps([argv, str(self.log)]) + "\n")
-        child = int(self.process.stdout.readline())
-        timer = threading.Timer(kill_after or 0, _kill, (child, with_signal))
+    def run(
+        self,
+        argv: list[str],
+        *,
+        kill_after: float | None = None,
+        with_signal: int = signal.SIGKILL,
+        processes: int = 1,
+        doubles: bool = False,
+    ) -> list[int]:
+        """Start the command, perhaps kill the last of its processes, and return all exit codes."""
+        told = {} if processes == 1 else {"WORLD_SIZE": str(processes), "MASTER_PORT": free_port()}
+        ranks = [
+            told
+            | ({"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_ADDR": "localhost"} if told else {})
+            for r in range(processes)
+        ]
+        self.process.stdin.write(json.dumps([argv, str(self.log), ranks, doubles]) + "\n")
+        last = json.loads(self.process.stdout.readline())[-1]
+        timer = threading.Timer(kill_after or 0, _kill, (last, with_signal))
         if kill_after is not None:
             timer.start()
-        code = int(self.process.stdout.readline())
+        codes = json.loads(self.process.stdout.readline())
         timer.cancel()
-        return code
+        return codes
 
     def said(self) -> str:
         return self.log.read_text()[-3000:]
@@ -87,6 +116,12 @@ class Home:
 def _kill(child: int, with_signal: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, with_signal)
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return str(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +148,7 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
     flags = ("--steps", "20", "--batch-size", "32")
     began = time.perf_counter()
     whole = command(recipe, here, tmp_path / "whole", *flags)
-    assert start.run(whole) == 0, start.said()
+    assert start.run(whole) == [0], start.said()
     took = time.perf_counter() - began
     wanted = results(tmp_path / "whole")
     assert len(wanted) > 2
@@ -123,7 +158,8 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
     while kills < KILLS:
         with_signal = (signal.SIGKILL, signal.SIGTERM)[kills % 2]
         began = time.perf_counter()
-        code = start.run(again, kill_after=draw.uniform(0, 0.6 * took), with_signal=with_signal)
+        after = draw.uniform(0, 0.6 * took)
+        (code,) = start.run(again, kill_after=after, with_signal=with_signal)
         if code == 0:
             # Trained to the end: what is left to kill is the evaluation, and takes less long.
             took = min(took, time.perf_counter() - began)
@@ -131,8 +167,48 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
         # SIGTERM in the training loop saves and ends in order; elsewhere it ends at once.
         assert code in (-9, -15, 143), start.said()
         kills += 1
-    assert start.run(again) == 0, start.said()
+    assert start.run(again) == [0], start.said()
     found = results(tmp_path / "again")
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert found[name] == value, name
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_two_processes_do_what_one_does(recipe, home, tmp_path):
+    start, here = home
+    short = ["--steps", "3", "--log-every", "1"]
+    # The autoencoder of another library, to compare with, sees one process's rows alone.
+    short += {"supervised_ncl": [], "sentence_ncl": ["--csr-k"]}.get(recipe, ["--no-twin"])
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert start.run(command(recipe, here, one, *short, "--batch-size", "32"), doubles=True) == [
+        0
+    ], start.said()
+    halves = command(recipe, here, two, *short, "--batch-size", "16")
+    assert start.run(halves, processes=2, doubles=True) == [0, 0], start.said()
+    logs = sorted(path.relative_to(one) for path in one.rglob("train.jsonl"))
+    assert logs
+    for log in logs:
+        losses = [
+            [json.loads(line)["loss"] for line in (folder / log).read_text().splitlines()]
+            for folder in (one, two)
+        ]
+        assert len(losses[0]) == 3
+        assert losses[1] == pytest.approx(losses[0], rel=1e-9), log
+        weights = [
+            torch.load(folder / log.parent / "checkpoint.pt", weights_only=True)["model"]
+            for folder in (one, two)
+        ]
+        torch.testing.assert_close(weights[1], weights[0], rtol=1e-9, atol=1e-9)
+
+
+def test_a_process_that_dies_ends_the_others_within_a_minute(home, tmp_path):
+    start, here = home
+    long = command("graph_ncl", here, tmp_path, "--steps", "100000", "--batch-size", "16")
+    began = time.perf_counter()
+    codes = start.run(long, processes=2, kill_after=8, with_signal=signal.SIGKILL)
+    assert codes[1] == -9
+    assert codes[0] not in (0, -9)
+    assert time.perf_counter() - began < 68
+    assert (tmp_path / "checkpoint.pt").exists()
+    assert "Error" in start.said()

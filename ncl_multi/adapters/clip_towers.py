@@ -5,7 +5,6 @@ image and a list of texts, `image` and `text` turn batches of those into feature
 all that `Towers.load` needs, but for the weights, which travel with the heads.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from copy import deepcopy
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from ncl_multi.encoder import fingerprint
 
 try:
     import open_clip
@@ -69,11 +70,7 @@ class Towers(nn.Module):
 
     def fingerprint(self) -> str:
         """A hash of the weights: the same for the same features, whatever the model is called."""
-        found = hashlib.sha256()
-        for name, weight in self.state_dict().items():
-            found.update(name.encode())
-            found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return found.hexdigest()
+        return fingerprint(self)
 
 
 class OpenClipTowers(Towers):

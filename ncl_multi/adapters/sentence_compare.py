@@ -82,7 +82,10 @@ def principal_axes(h: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 
 def compare(run: Path, active: Iterable[int] = ACTIVE) -> list[dict[str, Any]]:
-    """One row for every method and number of active dimensions, and one for the whole encoder."""
+    """One row for every method and number of active dimensions, and one for the whole encoder.
+
+    A method that was trained once for each number of active dimensions is called `<method>@<k>`.
+    """
     methods = sorted(folder for folder in (run / "compare").glob("*") if folder.is_dir())
     if not methods:
         raise FileNotFoundError(f"{run} holds no compare folder: run recipes/sentence_ncl.py first")
@@ -93,10 +96,12 @@ def compare(run: Path, active: Iterable[int] = ACTIVE) -> list[dict[str, Any]]:
             raise FileNotFoundError(
                 f"{folder} holds no features: run recipes/sentence_ncl.py again"
             )
-        for k in (None,) if folder.name == "dense" else tuple(active):
+        method, _, trained_for = folder.name.partition("@")
+        ks = (None,) if method == "dense" else (int(trained_for),) if trained_for else tuple(active)
+        for k in ks:
             if k is None or k <= next(iter(files.values())).dims:
-                rows.append(_row(folder.name, files, k))
-    return rows
+                rows.append(_row(method, files, k))
+    return sorted(rows, key=lambda row: (row["method"], row["active"]))
 
 
 def plot(rows: list[dict[str, Any]], measure: str, path: Path) -> Path:

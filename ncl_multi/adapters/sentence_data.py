@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 from ncl_multi import data
 from ncl_multi.atomic import atomic
 from ncl_multi.data.fetch import cache, say
+from ncl_multi.encoder import fingerprint
 from ncl_multi.wrap import NonNegEncoder
 
 _COLUMNS = ("anchor", "positive", "negative")
@@ -70,16 +72,22 @@ class Corpus:
         return drawn[:, 0], drawn[:, 1]
 
 
-def cached_features(model: NonNegEncoder, name: str, sentences: Sequence[str]) -> Tensor:
-    """The encoder's features of sentences, computed once and kept in the user's cache folder."""
-    told = json.dumps([name, model.encoder.pooling, *sentences]).encode()
+def cached_features(model: NonNegEncoder, sentences: Sequence[str]) -> Tensor:
+    """The encoder's features of sentences, computed once and kept in the user's cache folder.
+
+    They are found again by the encoder's weights, not by its name. Of several runs that want the
+    same ones at the same time, one computes them.
+    """
+    told = json.dumps([fingerprint(model.encoder), model.encoder.pooling, *sentences]).encode()
     path = cache() / "sentence" / f"{hashlib.sha256(told).hexdigest()[:32]}.safetensors"
-    try:
-        return load_file(path)["h"]
-    except (FileNotFoundError, SafetensorError, KeyError):
-        h = model.embed(sentences)
-    with atomic(path) as unfinished:
-        save_file({"h": h.contiguous()}, unfinished)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        try:
+            return load_file(path)["h"]
+        except (FileNotFoundError, SafetensorError, KeyError):
+            h = model.embed(sentences)
+        with atomic(path) as unfinished:
+            save_file({"h": h.contiguous()}, unfinished)
     return h
 
 
