@@ -137,3 +137,23 @@ def in_doubles() -> None:
         return fit(model, plain_step, loader, cfg, optimizer=sgd)
 
     ncl_multi.fit = plain_fit
+
+
+def watching_memory() -> None:
+    """Write the resident megabytes after every step into `memory.txt` of the run folder."""
+    import ncl_multi
+
+    fit = ncl_multi.fit
+
+    def watching_fit(model, step, loader, cfg, **options):
+        def watched_step(model, batch):
+            result = step(model, batch)
+            status = Path("/proc/self/status").read_text()
+            kilobytes = int(status.split("VmRSS:")[1].split()[0])
+            with (cfg.out / "memory.txt").open("a") as file:
+                file.write(f"{kilobytes / 1024}\n")
+            return result
+
+        return fit(model, watched_step, loader, cfg, **options)
+
+    ncl_multi.fit = watching_fit

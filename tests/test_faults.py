@@ -34,9 +34,9 @@ import ncl_multi.adapters.clip_report, ncl_multi.adapters.graph, ncl_multi.adapt
 import ncl_multi.adapters.sentence_compare, ncl_multi.adapters.vision_report, ncl_multi.atlas
 print("ready", flush=True)
 for line in sys.stdin:
-    argv, log, environments, doubles = json.loads(line)
+    starts, log, prepare = json.loads(line)
     children = []
-    for environment in environments:
+    for argv, environment in starts:
         children.append(os.fork())
         if children[-1]:
             continue
@@ -46,9 +46,9 @@ for line in sys.stdin:
         os.environ.update(environment)
         sys.argv, code = argv, 0
         try:
-            if doubles:
+            if prepare:
                 import small_recipes
-                small_recipes.in_doubles()
+                getattr(small_recipes, prepare)()
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as stop:
             code = stop.code or 0
@@ -86,21 +86,26 @@ class Home:
 
     def run(
         self,
-        argv: list[str],
-        *,
+        *commands: list[str],
         kill_after: float | None = None,
         with_signal: int = signal.SIGKILL,
         processes: int = 1,
-        doubles: bool = False,
+        prepare: str | None = None,
     ) -> list[int]:
-        """Start the command, perhaps kill the last of its processes, and return all exit codes."""
-        told = {} if processes == 1 else {"WORLD_SIZE": str(processes), "MASTER_PORT": free_port()}
-        ranks = [
-            told
-            | ({"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_ADDR": "localhost"} if told else {})
-            for r in range(processes)
-        ]
-        self.process.stdin.write(json.dumps([argv, str(self.log), ranks, doubles]) + "\n")
+        """Start commands side by side, perhaps kill the last, and return all exit codes.
+
+        With several `processes`, one command is run by all of them together. `prepare` names a
+        function of `small_recipes` that is called first.
+        """
+        starts = [(argv, {}) for argv in commands]
+        if processes > 1:
+            shared = {"WORLD_SIZE": str(processes), "MASTER_PORT": free_port()}
+            shared["MASTER_ADDR"] = "localhost"
+            starts = [
+                (commands[0], shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+                for rank in range(processes)
+            ]
+        self.process.stdin.write(json.dumps([starts, str(self.log), prepare]) + "\n")
         last = json.loads(self.process.stdout.readline())[-1]
         timer = threading.Timer(kill_after or 0, _kill, (last, with_signal))
         if kill_after is not None:
@@ -181,11 +186,11 @@ def test_two_processes_do_what_one_does(recipe, home, tmp_path):
     # The autoencoder of another library, to compare with, sees one process's rows alone.
     short += {"supervised_ncl": [], "sentence_ncl": ["--csr-k"]}.get(recipe, ["--no-twin"])
     one, two = tmp_path / "one", tmp_path / "two"
-    assert start.run(command(recipe, here, one, *short, "--batch-size", "32"), doubles=True) == [
-        0
-    ], start.said()
+    assert start.run(
+        command(recipe, here, one, *short, "--batch-size", "32"), prepare="in_doubles"
+    ) == [0], start.said()
     halves = command(recipe, here, two, *short, "--batch-size", "16")
-    assert start.run(halves, processes=2, doubles=True) == [0, 0], start.said()
+    assert start.run(halves, processes=2, prepare="in_doubles") == [0, 0], start.said()
     logs = sorted(path.relative_to(one) for path in one.rglob("train.jsonl"))
     assert logs
     for log in logs:
@@ -212,3 +217,28 @@ def test_a_process_that_dies_ends_the_others_within_a_minute(home, tmp_path):
     assert time.perf_counter() - began < 68
     assert (tmp_path / "checkpoint.pt").exists()
     assert "Error" in start.said()
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_memory_does_not_grow_over_two_hundred_steps(recipe, home, tmp_path):
+    start, here = home
+    # The supervised recipe trains nine models one after another.
+    steps = "25" if recipe == "supervised_ncl" else "200"
+    long = command(recipe, here, tmp_path, "--steps", steps, "--batch-size", "32")
+    assert start.run(long, prepare="watching_memory") == [0], start.said()
+    watched = sorted(tmp_path.rglob("memory.txt"), key=lambda path: path.stat().st_mtime)
+    megabytes = [float(line) for path in watched for line in path.read_text().splitlines()]
+    assert len(megabytes) >= 200
+    # The first fifty steps fill caches and allocators.
+    assert max(megabytes[150:]) - max(megabytes[:50]) < 30
+
+
+def test_two_recipes_share_a_cache(home, tmp_path):
+    start, here = home
+    flags = ("--steps", "2", "--batch-size", "32", "--no-twin")
+    both = [
+        command("clip_ncl", here, tmp_path / name, *flags, "--cache", str(tmp_path / "cache"))
+        for name in ("one", "two")
+    ]
+    assert start.run(*both) == [0, 0], start.said()
+    assert results(tmp_path / "one") == results(tmp_path / "two")
