@@ -27,7 +27,7 @@ class Config(TrainConfig):
     limit: int | None = 6000
     """Use the first so many examples of `data`; None for all."""
     texts: Literal["stsb", "none"] = "stsb"
-    """Also learn from these sentences, without any label: those of the STS-B training split."""
+    """Also learn from these pairs and what people say of them: the STS-B training split."""
     model: str = "minilm"
     """`minilm`, or any encoder on the hub or in a folder."""
     pooling: Literal["mean", "cls", "last", "own"] | None = None
@@ -46,16 +46,18 @@ class Config(TrainConfig):
     """The contrastive loss of pairs."""
     temperature: float = 0.05
     """Of the contrastive losses."""
-    contrast: float = 0.1
+    contrast: float = 0.0
     """Weight of the loss of pairs and triplets; sentences alone are paired with a noisy copy."""
-    neighbours: float = 0.3
-    """Weight of ranking other sentences as the encoder does."""
-    agree: float = 1.0
+    agree: float = 0.3
     """Weight of the correlation between the cosines of codes and those of the encoder."""
+    scored: float = 1.0
+    """Weight of the correlation with people's scores; 0 takes the sentences without them."""
+    neighbours: int = 64
+    """Half of the pairs that should agree are a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     dropout: float = 0.1
-    """Share of features that is dropped to make the noisy copy of a sentence without a pair."""
+    """Share of features that is dropped in training; makes the noisy copy, too."""
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""
     csr_k: tuple[int, ...] = (8, 16, 32, 64)
@@ -119,8 +121,8 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     from torch.utils.data import DataLoader
 
     from ncl_multi import Features, fit, gather, wrap
-    from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast, keep_neighbours
-    from ncl_multi.adapters.sentence_data import Rows
+    from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast
+    from ncl_multi.adapters.sentence_data import Rows, draw_near, nearest
 
     torch.manual_seed(cfg.seed)
     model = wrap(
@@ -130,38 +132,43 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         model if cfg.finetune else model.head, cfg.k, cfg.anneal_k, rebuild=bool(cfg.reconstruction)
     )
 
+    around = nearest(h, cfg.neighbours)
+
     def step(trained, batch):
-        columns = [*batch.cpu().unbind(dim=1), *corpus.draw_pairs(len(batch))]
-        if batch.shape[1] == 1:
-            columns.insert(1, columns[0])
-        rows = torch.cat(columns)
+        columns = list(batch.cpu().unbind(dim=1))
+        if len(columns) == 1:
+            columns *= 2
+        near, far = draw_near(around, 2 * len(batch))
+        first, second, scores = corpus.draw_pairs(2 * len(batch))
+        rows = torch.cat([*columns, near, far, first, second])
         wanted = h[rows].to(batch.device)
         if cfg.finetune:
             inputs = model.encoder.prepare([corpus.sentences[row] for row in rows])
             given = {name: part.to(batch.device) for name, part in inputs.items()}
         else:
             # The encoder's own dropout is not at hand: drop some of its features instead.
-            given = F.dropout(wanted, cfg.dropout) if batch.shape[1] == 1 else wanted
+            given = F.dropout(wanted, cfg.dropout)
         z, rebuild = trained(given)
-        sizes = [len(column) for column in columns]
-        hs = [gather(part) for part in wanted.split(sizes)]
+        sizes = [len(part) for part in (*columns, near, far, first, second)]
+        scores = gather(scores.to(batch.device))
+        *h_examples, h_near, h_far, h_first, h_second = map(gather, wanted.split(sizes))
+        h_left = torch.cat([h_examples[0], h_examples[0], h_near, h_first])
+        h_right = torch.cat([h_examples[1], h_examples[-1], h_far, h_second])
+        cosines = F.cosine_similarity(h_left, h_right)
         total = z.new_zeros(())
         for at_k in at_each_k(z, learner.ks):
-            zs = [gather(part) for part in at_k.split(sizes)]
-            examples, (first, second) = zs[: len(zs) - 2], zs[-2:]
-            anchors = torch.cat([examples[0], first]), torch.cat([hs[0], hs[-2]])
-            # Every two sentences of an example, and the pairs that no one has judged.
-            left = [examples[0], examples[0], examples[-2], first]
-            right = [examples[1], examples[-1], examples[-1], second]
-            h_left, h_right = [hs[0], hs[0], hs[-4], hs[-2]], [hs[1], hs[-3], hs[-3], hs[-1]]
-            total = total + (
-                cfg.contrast * contrast(examples, loss=cfg.loss, temperature=cfg.temperature)
-                + cfg.neighbours * keep_neighbours(*anchors, temperature=cfg.temperature)
-                + cfg.agree * agree(*(torch.cat(side) for side in (left, right, h_left, h_right)))
-            )
+            *examples, near, far, first, second = map(gather, at_k.split(sizes))
+            left = torch.cat([examples[0], examples[0], near, first])
+            right = torch.cat([examples[1], examples[-1], far, second])
+            total = total + cfg.agree * agree(left, right, cosines)
+            if cfg.scored and len(scores):
+                total = total + cfg.scored * agree(first, second, scores)
+            if cfg.contrast:
+                own = contrast(examples, loss=cfg.loss, temperature=cfg.temperature)
+                total = total + cfg.contrast * own
             if rebuild is not None:
                 total = total + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
-        return total / len(at_each_k(z[:1], learner.ks)), z
+        return total / len(learner.ks or [None]), z
 
     loader = DataLoader(
         Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True
@@ -203,7 +210,7 @@ def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
 
     def step(csr, batch):
         # Sentences that no one has paired are their own positives, and their partners negatives.
-        first, second = corpus.draw_pairs(len(batch))
+        first, second, _ = corpus.draw_pairs(len(batch))
         more = (first, first, second)
         columns = zip(batch.cpu().unbind(dim=1), more, strict=False)
         return csr([h[torch.cat(column)].to(batch.device) for column in columns])

@@ -33,7 +33,7 @@ class Config(TrainConfig):
     """Side of the pictures in pixels."""
     model: str = "resnet-small"
     """A timm model, `torchvision/<name>`, or `resnet-small`."""
-    dims: int = 256
+    dims: int = 512
     """Number of non-negative dimensions."""
     hidden_dim: int | None = 512
     """Width of the projector's hidden layer; None for a linear head."""
@@ -47,7 +47,7 @@ class Config(TrainConfig):
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
-    temperature: float = 0.2
+    temperature: float = 0.15
     """Divides the cosines."""
     jitter: float = 0.4
     """Strength of the colour changes."""
@@ -67,6 +67,8 @@ class Config(TrainConfig):
 PAPER = Config(
     images=None,
     model="resnet18",
+    dims=256,
+    temperature=0.2,
     hidden_dim=2048,
     activation="rep_relu",
     batch_norm=False,

@@ -1,6 +1,7 @@
 """Sentences: the objective by hand, what is read, what is compared, and models for elsewhere."""
 
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -21,10 +22,9 @@ from ncl_multi.adapters.sentence import (
     agree,
     at_each_k,
     contrast,
-    keep_neighbours,
 )
 from ncl_multi.adapters.sentence_compare import compare, principal_axes
-from ncl_multi.adapters.sentence_data import plain, read_examples
+from ncl_multi.adapters.sentence_data import draw_near, nearest, plain, read_examples
 from ncl_multi.adapters.sentence_export import (
     export_onnx,
     export_sentence_transformers,
@@ -57,37 +57,42 @@ def test_agree_is_one_minus_pearsons_correlation():
         float(F.normalize(a, dim=0) @ F.normalize(b, dim=0)) for a, b in zip(ha, hb, strict=True)
     ]
     by_hand = 1 - torch.corrcoef(torch.tensor([got, want]))[0, 1].item()
-    assert agree(za, zb, ha, hb).item() == pytest.approx(by_hand, rel=1e-6)
+    assert agree(za, zb, F.cosine_similarity(ha, hb)).item() == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_agree_does_not_see_scale_and_offset_of_cosines():
     h = torch.eye(4, dtype=torch.float64)
     far = F.normalize(h + 3, dim=1)
     pairs = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 3, 2])
-    assert agree(far[pairs[0]], far[pairs[1]], h[pairs[0]], h[pairs[1]]).item() == pytest.approx(0)
+    wanted = torch.tensor([5.0, 5.0, 1.0, 1.0])
+    assert agree(far[pairs[0]], far[pairs[1]], wanted).item() == pytest.approx(0)
 
 
 def test_agree_of_pairs_without_spread_has_finite_gradients():
     za = torch.zeros(3, 4, requires_grad=True)
-    agree(za, torch.zeros(3, 4), torch.eye(3), torch.eye(3)).backward()
+    agree(za, torch.zeros(3, 4), torch.ones(3)).backward()
     assert za.grad.isfinite().all()
 
 
-def test_keep_neighbours_is_a_divergence_of_softmaxes():
-    z, h, temperature = rows(0), rows(1, d=3), 0.3
-    total = 0.0
-    for i in range(len(z)):
-        others = [j for j in range(len(z)) if j != i]
-        got, want = (
-            torch.tensor([float(F.cosine_similarity(x[i], x[j], dim=0)) for j in others])
-            .div(temperature)
-            .softmax(0)
-            for x in (z, h)
-        )
-        total += float((want * (want / got).log()).sum())
-    by_hand = total / len(z)
-    assert keep_neighbours(z, h, temperature=temperature).item() == pytest.approx(by_hand, rel=1e-4)
-    assert keep_neighbours(h, h, temperature=temperature).item() == pytest.approx(0, abs=1e-6)
+def test_nearest_are_the_largest_cosines_but_oneself():
+    h = rows(2)
+    near = nearest(h, 3)
+    cosines = F.cosine_similarity(h[:, None], h[None], dim=2)
+    for i, found in enumerate(near.tolist()):
+        others = sorted((j for j in range(len(h)) if j != i), key=lambda j: -cosines[i, j].item())
+        assert found == others[:3]
+    assert nearest(h, 99).shape == (len(h), len(h) - 1)
+
+
+def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
+    torch.manual_seed(0)
+    near = torch.arange(64).repeat(5, 1)
+    drawn, found = draw_near(near, 5000)
+    assert drawn.max() == 4
+    shares = torch.bincount(found, minlength=64) / 5000
+    # rank = 64^u, so that a rank r is drawn with probability log(1 + 1/r) / log(64).
+    assert shares[0].item() == pytest.approx(1 / 6, abs=0.02)
+    assert shares[15].item() == pytest.approx(math.log(17 / 16) / math.log(64), abs=0.01)
 
 
 def test_contrast_of_pairs_is_info_nce():

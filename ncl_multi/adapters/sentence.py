@@ -35,35 +35,18 @@ def contrast(columns: Sequence[Tensor], *, loss: Loss = "info_nce", temperature:
     return info_nce(za, zb, temperature=temperature)
 
 
-def keep_neighbours(z: Codes, h: Float[Tensor, "n width"], *, temperature: float) -> Scalar:
-    """InfoNCE with soft targets: codes rank the rest of the batch as the encoder's features do.
+def agree(za: Codes, zb: Codes, wanted: Float[Tensor, " n"]) -> Scalar:
+    """One minus the correlation, over pairs, of the codes' cosine and a similarity that is wanted.
 
-    No pair is needed, so any text will do. It is the cross entropy from each row's softmax of
-    feature cosines to its softmax of code cosines, less what no code can avoid: 0 at the best.
-    """
-    z, h = F.normalize(z.float(), dim=1), F.normalize(h.detach().float(), dim=1)
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    wanted, got = (
-        (rows @ rows.T / temperature).masked_fill(itself, -1e4).log_softmax(dim=1)
-        for rows in (h, z)
-    )
-    return F.kl_div(got, wanted, reduction="batchmean", log_target=True)
-
-
-def agree(
-    za: Codes, zb: Codes, ha: Float[Tensor, "n width"], hb: Float[Tensor, "n width"]
-) -> Scalar:
-    """One minus the correlation, over pairs, of the codes' cosine and the encoder's.
-
-    Where `keep_neighbours` compares the neighbours of one sentence, this makes a cosine mean the
-    same for all of them. 0 is perfect agreement; pairs without spread have none.
+    That may be the encoder's cosine, for which any text will do, or what people say. 0 is perfect
+    agreement; pairs without spread have none.
 
     Example:
-        >>> h = torch.eye(3)
-        >>> round(agree(h, h[[0, 2, 1]], h, h[[0, 2, 1]]).item(), 6)
+        >>> z = torch.eye(3)
+        >>> round(agree(z, z[[0, 2, 1]], torch.tensor([5.0, 1.0, 1.0])).item(), 6)
         0.0
     """
-    got, wanted = F.cosine_similarity(za, zb), F.cosine_similarity(ha, hb).detach()
+    got, wanted = F.cosine_similarity(za, zb), wanted.detach()
     got, wanted = got - got.mean(), wanted - wanted.mean()
     return 1 - F.cosine_similarity(got, wanted, dim=0)
 

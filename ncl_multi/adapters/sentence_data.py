@@ -13,6 +13,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import normalize
 from torch.utils.data import Dataset
 
 from ncl_multi import data
@@ -26,50 +27,85 @@ _COLUMNS = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences, each once; examples are rows of them, and so are pairs that no one has judged."""
+    """Sentences, each once; examples and pairs are rows of them, `scores` what people say of pairs.
+
+    `scores` of several sets of pairs need not share a scale: they are only correlated with.
+    """
 
     sentences: list[str]
     examples: Tensor
     pairs: Tensor
+    scores: Tensor
 
     @classmethod
     def read(cls, source: str, limit: int | None, texts: str = "none") -> "Corpus":
         """Read examples and texts, less every sentence that STS-B judges in its dev or test split.
 
         Sentences are the same if they differ in case and punctuation only. `stsb` are the pairs of
-        its training split, without their scores.
+        its training split with their scores.
         """
         held = {
             plain(s) for split in ("dev", "test") for side in data.stsb(split)[:2] for s in side
         }
         examples = read_examples(source)[:limit]
         pairs: list[tuple[str, ...]] = []
+        scores: list[float] = []
         if texts == "stsb":
-            first, second, _ = data.stsb("train")
-            pairs = list(zip(first[:limit], second[:limit], strict=True))
-        kept = [
-            [row for row in rows if not held & set(map(plain, row))] for rows in (examples, pairs)
-        ]
-        dropped = len(examples) + len(pairs) - sum(map(len, kept))
+            first, second, scores = data.stsb("train")
+            pairs += list(zip(first, second, strict=True))[:limit]
+            scores = scores[:limit]
+
+        def new(row: tuple[str, ...]) -> bool:
+            return not held & set(map(plain, row))
+
+        kept = [row for row in examples if new(row)]
+        scored = [(row, score) for row, score in zip(pairs, scores, strict=True) if new(row)]
+        dropped = len(examples) + len(pairs) - len(kept) - len(scored)
         if dropped:
             say(f"left out {dropped} examples whose sentences are in the STS-B dev or test split")
-        if not kept[0]:
+        if not kept:
             raise ValueError(
                 f"{source} holds no example that is not in the STS-B dev or test split"
             )
         number: dict[str, int] = {}
         numbered = [
             torch.tensor([[number.setdefault(s, len(number)) for s in row] for row in rows])
-            for rows in kept
+            for rows in (kept, [row for row, _ in scored])
         ]
-        return cls(list(number), numbered[0], numbered[1].view(-1, 2).long())
+        return cls(
+            list(number),
+            numbered[0],
+            numbered[1].view(-1, 2).long(),
+            torch.tensor([score for _, score in scored]),
+        )
 
-    def draw_pairs(self, count: int) -> tuple[Tensor, Tensor]:
-        """Rows of the two sides of random pairs that no one has judged; none if there are none."""
-        if not len(self.pairs):
-            return self.pairs[:, 0], self.pairs[:, 1]
-        drawn = self.pairs[torch.randint(len(self.pairs), (count,))]
-        return drawn[:, 0], drawn[:, 1]
+    def draw_pairs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the two sides of random pairs, and their scores; none if there are none."""
+        drawn = torch.randint(max(1, len(self.pairs)), (count if len(self.pairs) else 0,))
+        return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
+
+
+def nearest(h: Tensor, count: int) -> Tensor:
+    """Rows of each row's `count` nearest others by cosine, the nearest first.
+
+    Example:
+        >>> nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1)[:, 0]
+        tensor([1, 0, 1])
+    """
+    unit = normalize(h, dim=1)
+    found = []
+    for start in range(0, len(unit), 1024):
+        cosines = unit[start : start + 1024] @ unit.T
+        cosines[torch.arange(len(cosines)), start + torch.arange(len(cosines))] = -2
+        found.append(cosines.topk(min(count, len(h) - 1), dim=1).indices)
+    return torch.cat(found)
+
+
+def draw_near(neighbours: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Random rows, each with one of its neighbours; the nearer, the likelier."""
+    rows = torch.randint(len(neighbours), (count,))
+    rank = neighbours.shape[1] ** torch.rand(count)
+    return rows, neighbours[rows, rank.long() - 1]
 
 
 def cached_features(model: NonNegEncoder, sentences: Sequence[str]) -> Tensor:
