@@ -53,7 +53,7 @@ class Config(TrainConfig):
     scored: float = 1.0
     """Weight of the correlation with people's scores; 0 takes the sentences without them."""
     neighbours: int = 64
-    """Half of the pairs that should agree are a sentence and one of so many nearest others."""
+    """Some of the pairs that should agree are a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     dropout: float = 0.1
@@ -152,14 +152,15 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         sizes = [len(part) for part in (*columns, near, far, first, second)]
         scores = gather(scores.to(batch.device))
         *h_examples, h_near, h_far, h_first, h_second = map(gather, wanted.split(sizes))
-        h_left = torch.cat([h_examples[0], h_examples[0], h_near, h_first])
-        h_right = torch.cat([h_examples[1], h_examples[-1], h_far, h_second])
+        # Sentences of one example, near ones, people's pairs, and any two.
+        h_left = torch.cat([h_examples[0], h_examples[0], h_near, h_first, h_near])
+        h_right = torch.cat([h_examples[1], h_examples[-1], h_far, h_second, h_near.roll(1, 0)])
         cosines = F.cosine_similarity(h_left, h_right)
         total = z.new_zeros(())
         for at_k in at_each_k(z, learner.ks):
             *examples, near, far, first, second = map(gather, at_k.split(sizes))
-            left = torch.cat([examples[0], examples[0], near, first])
-            right = torch.cat([examples[1], examples[-1], far, second])
+            left = torch.cat([examples[0], examples[0], near, first, near])
+            right = torch.cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
             total = total + cfg.agree * agree(left, right, cosines)
             if cfg.scored and len(scores):
                 total = total + cfg.scored * agree(first, second, scores)
