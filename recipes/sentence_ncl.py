@@ -56,7 +56,7 @@ class Config(TrainConfig):
     """Some of the pairs that should agree are a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
-    dropout: float = 0.1
+    dropout: float = 0.3
     """Share of features that is dropped in training; makes the noisy copy, too."""
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""
@@ -70,8 +70,8 @@ class Config(TrainConfig):
     """Also train the signed twin, with the same seed and budget."""
     onnx: bool = False
     """Also write `model.onnx`."""
-    epochs: int = 12
-    batch_size: int = 128
+    epochs: int = 16
+    batch_size: int = 256
     """Examples per process."""
     lr: float = 3e-3
 
