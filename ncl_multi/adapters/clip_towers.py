@@ -134,7 +134,8 @@ class OpenClipTowers(Towers):
         return tokens
 
     def transform(self) -> str:
-        return str(self.model.visual.preprocess_cfg)
+        # As JSON, in which a saved and loaded configuration looks the same.
+        return json.dumps(self.model.visual.preprocess_cfg, default=str)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
