@@ -1,5 +1,6 @@
 """Every recipe in a size that takes seconds, as the command that a user would type."""
 
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -117,6 +118,8 @@ def in_doubles() -> None:
     import ncl_multi
 
     fit = ncl_multi.fit
+    # Features in single precision, which another test may have cached, would not do.
+    os.environ["NCL_CACHE"] += "-doubles"
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double
 
