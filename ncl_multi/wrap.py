@@ -109,6 +109,19 @@ class NonNegEncoder(
         generator of any length needs memory for its codes only. `k` keeps the largest k of a row.
         An item that is no sentence (or image) is refused with its row number.
         """
+        windows = self.stream(items, k=k, batch_size=batch_size, progress=progress)
+        codes = vstack([csr_array((0, self.head.out_dim), dtype=np.float32), *windows], "csr")
+        return torch.from_numpy(codes.toarray()) if dense else codes
+
+    def stream(
+        self,
+        items: Iterable[Any],
+        *,
+        k: int | None = None,
+        batch_size: int = 64,
+        progress: bool = True,
+    ) -> Iterator[csr_array]:
+        """What `encode` gives, a few thousand rows at a time: for more items than fit in memory."""
         if k is not None and not 1 <= k <= self.head.out_dim:
             raise ValueError(f"k must lie in 1..{self.head.out_dim}, the codes' width; got {k}")
         head = self.head.fold()
@@ -117,12 +130,8 @@ class NonNegEncoder(
             z = head(h)
             return to_csr(z if k is None else top_k(z, k))
 
-        windows = [
-            vstack(parts, format="csr")[back]
-            for parts, back in self._windows(items, code, batch_size, progress)
-        ]
-        codes = vstack([csr_array((0, self.head.out_dim), dtype=np.float32), *windows], "csr")
-        return torch.from_numpy(codes.toarray()) if dense else codes
+        for parts, back in self._windows(items, code, batch_size, progress):
+            yield vstack(parts, format="csr")[back]
 
     def embed(
         self, items: Iterable[Any], *, batch_size: int = 64, progress: bool = True

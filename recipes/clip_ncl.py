@@ -60,6 +60,8 @@ class Config(TrainConfig):
     """Hold out this many training images and judge by them: for choosing settings."""
     cache: Path | None = None
     """Folder for cached features; None for the user's cache folder."""
+    shorten: int | None = None
+    """Also judge, and save in `<out>/short`, the model with only so many dimensions kept."""
     twin: bool = True
     """Also train the signed twin, with the same seed and budget."""
     workers: int = 0
@@ -95,7 +97,19 @@ def main(cfg: Config) -> None:
             for name, own in found.items()
         }
         table(f"{cfg.data}, {split}", rows)
+        table("NCL with fewer entries or dimensions", fewer(cfg, found["NCL"][split]))
     print(f"what each dimension means: {write_atlas(cfg.out)}")
+
+
+def fewer(cfg: Config, row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Retrieval with the largest k entries of a row, and of the shortened model."""
+    rows = {f"{at['k']} largest entries": at for at in row["curve"]}
+    if "shortened" in row:
+        rows[f"{cfg.shorten} dimensions kept"] = row["shortened"]
+    return {
+        name: {m: own[m] for m in ("t2i R@1", "t2i R@10", "i2t R@1", "i2t R@10")}
+        for name, own in rows.items()
+    }
 
 
 def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
@@ -154,7 +168,7 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
     if not PartialState().is_main_process:
         return {}
     about = {"model": cfg.model, "seed": cfg.seed, "activation": cfg.activation}
-    return write_report(model.to(device), judged, named_by, cfg.out, about)
+    return write_report(model.to(device), judged, named_by, cfg.out, about, keep=cfg.shorten)
 
 
 if __name__ == "__main__":

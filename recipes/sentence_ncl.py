@@ -6,6 +6,7 @@ Usage:
     python recipes/sentence_ncl.py --data pairs.csv --texts none --finetune --lr 2e-5
 """
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,8 @@ def main(cfg: Config) -> None:
     from ncl_multi.train import twin_of
 
     # A short run sees no more examples than these: do not wait for features of the others.
-    most = None if cfg.steps is None else cfg.steps * cfg.batch_size
+    together = int(os.environ.get("WORLD_SIZE", 1))
+    most = None if cfg.steps is None else cfg.steps * cfg.batch_size * together
     limit = min((n for n in (cfg.limit, most) if n is not None), default=None)
     corpus = Corpus.read(cfg.data, limit, cfg.texts)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
@@ -115,12 +117,13 @@ def main(cfg: Config) -> None:
 
 
 def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
-    """Train one model, and save it with its codes of the STS-B test sentences."""
+    """Train one model and save it."""
     import torch
+    from accelerate import PartialState
     from torch.nn import functional as F
     from torch.utils.data import DataLoader
 
-    from ncl_multi import Features, fit, gather, wrap
+    from ncl_multi import fit, gather, wrap
     from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast
     from ncl_multi.adapters.sentence_data import Rows, draw_near, nearest
 
@@ -176,7 +179,20 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     )
     fit(learner, step, loader, cfg)
     model.head.k = max(cfg.k) if cfg.k else None
-    model.cpu().eval().save_pretrained(cfg.out / "model")
+    model.cpu().eval()
+    if PartialState().is_main_process:
+        save(model, cfg, judged)
+    return model
+
+
+def save(model: Any, cfg: Config, judged: Any) -> None:
+    """Write the model, and its codes of the STS-B test sentences."""
+    import torch
+    from torch.nn import functional as F
+
+    from ncl_multi import Features
+
+    model.save_pretrained(cfg.out / "model")
     about = {"model": cfg.model, "data": "stsb", "split": "test", "seed": cfg.seed}
     about |= {"activation": cfg.activation, "output": "head", "normalised": True}
     sentences, features = judged.sentences()
@@ -184,7 +200,6 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         z = model.head(model.embed(sentences) if cfg.finetune else features)
     z = F.normalize(z, dim=1)
     Features(z, items=sentences, about=about).save(cfg.out / "features" / "test.safetensors")
-    return model
 
 
 def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Every recipe in a size that takes seconds, as the command that a user would type."""
 
 import os
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -36,7 +37,11 @@ def lay_out(here: Path) -> None:
     import transformers
     from PIL import Image
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from torch_geometric.data import Data
+
+    with warnings.catch_warnings():
+        # PyG's import warns of torch.jit.
+        warnings.simplefilter("ignore", FutureWarning)
+        from torch_geometric.data import Data
 
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(0)

@@ -14,6 +14,7 @@ open_clip = pytest.importorskip("open_clip")
 transformers = pytest.importorskip("transformers")
 
 from PIL import Image  # noqa: E402
+from small_recipes import ROOT, lay_out  # noqa: E402
 
 from ncl_multi import fit, info_nce, top_k  # noqa: E402
 from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss  # noqa: E402
@@ -559,3 +560,26 @@ def test_the_emoji_hold_out_a_style_and_a_fifth_of_the_emoji():
     assert set(style.groups.tolist()) == set(train.groups.tolist())
     assert all("(Twtr)" in name for name in style.image_names)
     assert not any("(Twtr)" in name for name in train.image_names + unseen.image_names)
+
+
+def test_the_recipe_fine_tunes_cuts_and_shortens(tmp_path, monkeypatch):
+    """Every figure of the table has its place, and both models that are saved give codes."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    import clip_ncl
+
+    lay_out(tmp_path)
+    cfg = clip_ncl.Config(
+        out=tmp_path / "run", data=str(tmp_path / "pairs"), model=f"hf:{tmp_path / 'clip'}",
+        dims=64, k=8, shorten=16, finetune=True, steps=2, batch_size=32, device="cpu", twin=False,
+    )  # fmt: skip
+    clip_ncl.main(cfg)
+    (row,) = json.loads((cfg.out / "metrics.json").read_text())["NCL"].values()
+    assert [at["k"] for at in row["curve"]] == [2, 3, 4, 6, 8, 16, 32, 64]
+    cut = next(at for at in row["curve"] if at["k"] == cfg.k)
+    assert cut["t2i R@10"] == pytest.approx(row["t2i R@10"])
+    assert row["shortened"].keys() == both_ways(*2 * [torch.eye(2)], csr_array(np.eye(2))).keys()
+    widths = {"model": 64, "short": 16}
+    for name, width in widths.items():
+        codes = NonNegClip.from_pretrained(cfg.out / name).encode_text(["a dog"])
+        assert codes.shape == (1, width)
+        assert 0 < codes.nnz <= 8

@@ -180,13 +180,7 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
         assert found[name] == value, name
 
 
-OPEN = pytest.mark.xfail(reason="sentence_ncl in float64 and two processes: cause not found yet")
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(name, marks=OPEN) if name == "sentence_ncl" else name for name in SMALL],
-)
+@pytest.mark.parametrize("recipe", SMALL)
 def test_two_processes_do_what_one_does(recipe, home, tmp_path):
     start, here = home
     short = ["--steps", "3", "--log-every", "1"]

@@ -144,6 +144,16 @@ def test_a_generator_is_read_one_window_at_a_time(model, monkeypatch):
     assert ahead == [2, 4, 6, 8]
 
 
+def test_a_stream_gives_the_codes_a_window_at_a_time(model):
+    model.window = 2
+    parts = list(model.stream(iter(SENTENCES), k=5, batch_size=2, progress=False))
+    assert [part.shape[0] for part in parts] == [4, 2]
+    whole = model.encode(SENTENCES, k=5, progress=False).toarray()
+    np.testing.assert_allclose(np.vstack([p.toarray() for p in parts]), whole, atol=1e-6)
+    with pytest.raises(ValueError, match=r"k must lie in 1\.\.64"):
+        next(model.stream(SENTENCES, k=65))
+
+
 def test_a_datasets_column_is_encoded(model):
     datasets = pytest.importorskip("datasets")
     column = datasets.Dataset.from_dict({"text": SENTENCES})["text"]

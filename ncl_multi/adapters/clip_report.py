@@ -22,9 +22,11 @@ from ncl_multi.metrics import readability, retrieval
 from ncl_multi.metrics.codes import Codes
 from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
 from ncl_multi.report import write_json
+from ncl_multi.shorten import shorten
 
 TEMPLATES = ("{}", "an emoji of {}", "a picture of {}")
 _CURVE = (2, 4, 8, 16, 32, 64, 128, 256)
+_SHARES = (0.05, 0.1, 1.0)
 _ROWS_AT_ONCE = 1024
 _THUMBNAIL = 96
 
@@ -39,6 +41,15 @@ def codes(heads: ClipHeads, features: TowerFeatures) -> tuple[csr_array, csr_arr
 
     heads.eval()
     return encode(heads.encode_image, features.image[0]), encode(heads.encode_text, features.text)
+
+
+def whole_codes(heads: ClipHeads, features: TowerFeatures) -> tuple[csr_array, csr_array]:
+    """The same before rows are cut to their k largest entries."""
+    k, heads.k = heads.k, None
+    try:
+        return codes(heads, features)
+    finally:
+        heads.k = k
 
 
 def both_ways(z_image: QueryCodes, z_text: ItemCodes, relevant: csr_array) -> dict[str, float]:
@@ -70,12 +81,10 @@ def truncation_curve(
     """Retrieval when each row of either side keeps its k largest entries only."""
     dense = [torch.from_numpy(z.toarray()) for z in (z_image, z_text)]
     curve: list[dict[str, int | float]] = []
-    for k in ks:
-        if k <= z_image.shape[1]:
-            cut = [F.normalize(top_k(z, k), dim=1) for z in dense]
-            row = both_ways(cut[0], cut[1], relevant)
-            kept = {"t2i R@10": row["t2i R@10"], "i2t R@10": row["i2t R@10"]}
-            curve.append({"k": k} | kept)
+    for k in sorted(k for k in set(ks) if 1 <= k <= z_image.shape[1]):
+        cut = [F.normalize(top_k(z, k), dim=1) for z in dense]
+        row = both_ways(cut[0], cut[1], relevant)
+        curve.append({"k": k} | {m: row[m] for m in row if "median" not in m})
     return curve
 
 
@@ -156,24 +165,31 @@ def write_report(
     named_by: TowerFeatures,
     out: Path,
     about: Mapping[str, Any],
+    keep: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Judge every split and write the model, its codes and what its dimensions mean to `out`.
 
-    Dimensions are named by the captions of `named_by`, which should be many.
+    Dimensions are named by the captions of `named_by`, which should be many. `keep` also judges the
+    model shortened to so many dimensions, chosen by the codes of `named_by`, and saves it.
     """
 
     def encode_text(texts: Sequence[str]) -> Tensor:
         return torch.as_tensor(model.encode_text(texts, dense=True))
 
+    train_codes = codes(model.heads, named_by)
+    short = None if keep is None else shorten(model, keep, list(train_codes))
     figures = {}
+    ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
     for split, features in judged.items():
         row, (z_image, z_text) = judge(model.heads, features, encode_text)
-        row["curve"] = truncation_curve(z_image, z_text, features.pairs.relevant(), _CURVE)
+        relevant = features.pairs.relevant()
+        row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
+        if short is not None:
+            row["shortened"] = both_ways(*codes(short.heads, features), relevant)
         figures[split] = row
         for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
             codes_of_side.save(out / "features" / f"{split}_{side}.safetensors")
-    meanings = describe_dimensions(*codes(model.heads, named_by), named_by.pairs)
-    write_json(out / "dimensions.json", meanings)
+    write_json(out / "dimensions.json", describe_dimensions(*train_codes, named_by.pairs))
     model.figures = {
         f"{measure}, {split}": round(value, 4)
         for split, row in figures.items()
@@ -181,6 +197,8 @@ def write_report(
         if isinstance(value, float)
     }
     model.save_pretrained(out / "model")
+    if short is not None:
+        short.save_pretrained(out / "short")
     return figures
 
 
