@@ -5,13 +5,15 @@ Usage:
     python evals/claims.py                  # the paper's CIFAR-10 settings, for a GPU
     python evals/claims.py --quick --only sprites
 
-Each part's figures are kept in `<out>/parts`; the same command goes on where it was stopped. The
+Each part's figures are kept in `<out>/parts`; the same command goes on where it was stopped. On a
+CPU several parts run side by side, a core each, and what they say is in `<out>/parts/*.log`. The
 twin is the same model with signed features, trained with the same seeds and budget.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Literal
@@ -37,6 +39,8 @@ class Config:
     """Seeds to average over; None leaves it to the preset."""
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
+    jobs: int | None = None
+    """Parts that run side by side; None for one a core, and one where there is a GPU."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of training."""
 
@@ -495,7 +499,8 @@ def draw(path: Path, figures: dict[str, Row]) -> None:
                 axis.scatter([r[measure] for r in rows], [r["probe"] for r in rows], label=label)
     left.set(xlabel="sparsity of the head's output", ylabel="linear probe of the encoder")
     middle.set(xlabel="class consistency of the head's output", ylabel="linear probe")
-    left.legend(frameon=False, fontsize="small")
+    if left.collections:
+        left.legend(frameon=False, fontsize="small")
     depths = ("1", "10", "100", "all")
     for kind, label in (("none", "twin"), ("relu", "NCL")):
         rows = [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
@@ -514,6 +519,47 @@ def draw(path: Path, figures: dict[str, Row]) -> None:
         figure.savefig(unfinished, dpi=120, format="png")
 
 
+def measured(parts: Parts) -> Iterator[tuple[str, Row]]:
+    """Name and figures of every part, those of several jobs as they come."""
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    import torch
+
+    names = list(parts.all())
+    on_cpu = parts.cfg.device == "cpu" or not torch.accelerator.is_available()
+    jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
+    if jobs == 1:
+        yield from ((name, parts.kept(name, part)) for name, part in parts.all().items())
+        return
+    (parts.cfg.out / "parts").mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(_apart, parts.cfg, name): name for name in names}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _apart(cfg: Config, name: str) -> Row:
+    """One part in a process of its own, which has one core; its bars go to a file."""
+    from contextlib import redirect_stderr
+
+    import torch
+
+    torch.set_num_threads(1)
+    parts, log = _parts(cfg), cfg.out / "parts" / f"{name.replace(' ', '_')}.log"
+    with log.open("a") as file, redirect_stderr(file):
+        return parts.kept(name, parts.all()[name])
+
+
+@cache
+def _parts(cfg: Config) -> Parts:
+    return Parts(cfg)
+
+
 def main(cfg: Config) -> None:
     import time
 
@@ -522,10 +568,9 @@ def main(cfg: Config) -> None:
     from ncl_multi.atomic import atomic
     from ncl_multi.report import table, write_json
 
-    parts, figures, start = Parts(cfg), {}, time.perf_counter()
-    for name, part in (bar := tqdm(parts.all().items(), desc="claims", unit="part")):
-        bar.set_postfix_str(name)
-        figures[name] = parts.kept(name, part)
+    parts, start = Parts(cfg), time.perf_counter()
+    found = dict(tqdm(measured(parts), desc="claims", unit="part", total=len(parts.all())))
+    figures = {name: found[name] for name in parts.all()}
     rows = judged(figures, parts.preset.seeds)
     if not rows:
         print(f"{len(figures)} parts done; the table needs twin and NCL of every seed")

@@ -47,7 +47,7 @@ class Config(TrainConfig):
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
-    temperature: float = 0.15
+    temperature: float = 0.2
     """Divides the cosines."""
     jitter: float = 0.4
     """Strength of the colour changes."""
@@ -68,7 +68,6 @@ PAPER = Config(
     images=None,
     model="resnet18",
     dims=256,
-    temperature=0.2,
     hidden_dim=2048,
     activation="rep_relu",
     batch_norm=False,

@@ -1,5 +1,6 @@
 """Every script explains itself, and every one-line example runs."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -35,3 +36,57 @@ def test_one_line_example_runs(script, capsys):
     assert source.count("# <- the line") == 1
     runpy.run_path(str(script), run_name="__main__")
     assert "nan" not in capsys.readouterr().out
+
+
+def readme_check():
+    return runpy.run_path(str(ROOT / ".ci/readme.py"), run_name="script")
+
+
+def test_a_table_must_be_what_its_command_printed():
+    difference = readme_check()["difference"]
+    said = ["| | R@10 |", "|---|---|", "| NCL | 58.6 (.1) |", "| twin | 56.9 (.2) |"]
+    printed = ["words before", *said[:2], "| NCL | 58.9 (.1) |", "| twin | 56.9 (.2) |"]
+    assert difference(said, printed) is None
+    assert "no table" in difference(said, ["nothing"])
+    assert "57.5" in difference(said, [*said[:3], "| twin | 57.5 (.2) |"])
+    assert "ncl" in difference(said, [*said[:2], "| ncl | 58.6 (.1) |", said[3]])
+    assert "nothing" in difference(said, said[:3])
+
+
+def test_figures_without_a_spread_may_differ_by_a_fifth_and_words_not_at_all():
+    same_cell = readme_check()["same_cell"]
+    assert same_cell("1,065", "1,200")
+    assert not same_cell("1,065", "1,400")
+    assert same_cell("39.0 ± 0.6 %", "40.1 ± 0.2 %")
+    assert not same_cell("39.0 ± 0.6 %", "40.4 ± 0.2 %")
+    assert not same_cell("yes", "NO")
+
+
+def test_a_block_of_the_readme_has_the_table_after_it():
+    blocks = readme_check()["blocks"]
+    page = "```bash\na\n```\n\n| x |\n|---|\n\n```bash\nb \\\n c\n```\nwords\n"
+    assert blocks(page) == [("a\n", ["| x |", "|---|"]), ("b \\\n c\n", [])]
+    assert len(blocks((ROOT / "README.md").read_text())) >= 1
+
+
+def test_runs_are_shown_as_mean_and_spread(tmp_path, capsys):
+    table = runpy.run_path(str(ROOT / "evals/table.py"), run_name="script")
+    for seed, value in enumerate((0.25, 0.75)):
+        figures = {"NCL": {"probe": value, "curve": [{"k": 2, "hits": 10.0 * value}], "name": "x"}}
+        (tmp_path / f"{seed}.json").write_text(json.dumps(figures))
+    files = tuple(sorted(tmp_path.glob("*.json")))
+    table["main"](table["Config"](files))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "| mean of 2 (spread) | probe | hits |",
+        "|---|---|---|",
+        "| NCL | 0.500 (0.250) |  |",
+        "| NCL, curve, k 2 |  | 5.00 (2.50) |",
+    ]
+    with pytest.raises(SystemExit, match="no row 'twin'"):
+        table["main"](table["Config"](files, rows=("twin",)))
+    with pytest.raises(SystemExit, match="no measure 'hit'"):
+        table["main"](table["Config"](files, measures=("hit",)))
+    (tmp_path / "0.json").write_text("[1")
+    with pytest.raises(SystemExit, match="holds no figures"):
+        table["main"](table["Config"](files))

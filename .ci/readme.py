@@ -1,0 +1,94 @@
+"""Does the README say what happens? Runs its commands and compares its tables with their output.
+
+    python .ci/readme.py             every bash block as it stands, in a new environment (hours)
+    python .ci/readme.py --tables    only commands that print a table, of runs that are there
+
+A table belongs to the bash block before it, whose output must hold it: the same names, and every
+figure within twice its spread, or a fifth where a figure has none.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
+PRINTS = ("python evals/table.py", "cat ")
+
+
+def blocks(text: str) -> list[tuple[str, list[str]]]:
+    """Every bash block of a page, with the lines of the first table after it."""
+    marks = [*re.finditer(r"^```bash\n(.*?)^```$", text, re.M | re.S)]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    found = []
+    for mark, end in zip(marks, ends, strict=True):
+        after = re.search(r"(?:^\|.*\n)+", text[mark.end() : end], re.M)
+        found.append((mark[1], after[0].splitlines() if after else []))
+    return found
+
+
+def difference(said: list[str], printed: list[str]) -> str | None:
+    """The first row of a table that is not what was printed, and what was."""
+    start = next((n for n, line in enumerate(printed) if same(said[0], line)), None)
+    if start is None:
+        return f"no table headed {said[0]}"
+    for mine, theirs in zip(said, printed[start : start + len(said)], strict=False):
+        if not same(mine, theirs):
+            return f"{mine}\n  but was {theirs}"
+    return None if len(printed) - start >= len(said) else f"{said[-1]}\n  but was nothing"
+
+
+def same(said: str, printed: str) -> bool:
+    """Whether two table rows have equal words and figures as near as their spread allows."""
+    cells = [[cell.strip() for cell in row.split("|")] for row in (said, printed)]
+    if len(cells[0]) != len(cells[1]) or cells[0][1:2] != cells[1][1:2]:
+        return False
+    return all(same_cell(a, b) for a, b in zip(*cells, strict=True))
+
+
+def same_cell(said: str, printed: str) -> bool:
+    if NUMBER.sub("#", said) != NUMBER.sub("#", printed):
+        return False
+    mine, theirs = ([*map(_value, NUMBER.findall(cell))] for cell in (said, printed))
+    if not mine:
+        return True
+    spreads = [_value(n) for n in re.findall(rf"(?:\(|± )({NUMBER.pattern})", said)]
+    room = 2 * max(spreads) if spreads else max(abs(n) for n in mine) / 5
+    last = 10.0 ** -max(len(n.partition(".")[2]) for n in NUMBER.findall(said))
+    return all(abs(a - b) <= room + 1.01 * last for a, b in zip(mine, theirs, strict=True))
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
+def main(page: str = "README.md", tables_only: bool = False) -> int:
+    """Run the blocks one after another; the number of those that failed."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.environ["PATH"]
+        if not tables_only:
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            path = f"{folder}/bin:{path}"
+        for commands, said in blocks((ROOT / page).read_text()):
+            joined = commands.replace("\\\n", " ").splitlines()
+            wanted = [c for c in joined if not tables_only or c.startswith(PRINTS)]
+            if not wanted:
+                continue
+            run = subprocess.run(
+                ["bash", "-ec", "\n".join(wanted)], cwd=ROOT, text=True,
+                stdout=subprocess.PIPE, env=os.environ | {"PATH": path},
+            )  # fmt: skip
+            wrong = f"exit code {run.returncode}" if run.returncode else None
+            if not wrong and said:
+                wrong = difference(said, run.stdout.splitlines())
+            print(f"{'FAILED' if wrong else 'ok    '} {wanted[-1]}", *filter(None, [wrong]))
+            failed += bool(wrong)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(tables_only="--tables" in sys.argv))
