@@ -130,6 +130,24 @@ class NonNegHead(nn.Module):
             self.threshold.fill_(_threshold(share))
 
     @torch.no_grad()
+    def start_on(
+        self, x: Float[Tensor, "n in_dim"], weight: Float[Tensor, " n"] | None = None
+    ) -> None:
+        """Let the dimensions start along the axes on which these features are sparse.
+
+        Each axis of `sparse_axes` gives two dimensions, one for either direction, so that the
+        largest entries of a row hold much of it from the start. The axes with most energy come
+        first; dimensions beyond twice the input's width keep their random start.
+        """
+        if self.hidden is not None:
+            raise ValueError("start_on needs a linear head; this one has a hidden layer")
+        axes = sparse_axes(x, weight).to(self.out.weight)
+        strongest = F.normalize(x.to(axes), dim=1).matmul(axes.T).square().mean(dim=0)
+        axes = axes[strongest.argsort(descending=True)]
+        both = torch.stack([axes, -axes], dim=1).flatten(0, 1)[: self.out_dim]
+        self.out.weight[: len(both)] = both * self.out.weight.norm(dim=1).mean()
+
+    @torch.no_grad()
     def fold(self) -> nn.Sequential:
         """The head as it serves: normalisation and threshold merged into plain linear layers.
 
@@ -167,6 +185,31 @@ class NonNegHead(nn.Module):
         self.out.weight.mul_(scale[:, None])
         self.out.bias.sub_(mean.to(scale.dtype)).mul_(scale)
         self._fresh = False
+
+
+@torch.no_grad()
+def sparse_axes(
+    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None, steps: int = 40
+) -> Float[Tensor, "d d"]:
+    """The rotation, an axis a row, that makes unit rows sparse: their fourth powers are largest.
+
+    As in varimax and independent component analysis. Each step is the best rotation towards the
+    gradient. `weight` says how much a row counts.
+
+    Example:
+        >>> x = torch.eye(3)[torch.arange(90) % 3]
+        >>> turn = torch.linalg.qr(torch.randn(3, 3))[0]
+        >>> (sparse_axes(x @ turn.T) @ turn).abs().amax(dim=1)
+        tensor([1.0000, 1.0000, 1.0000])
+    """
+    unit = F.normalize(x, dim=1)
+    axes = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    for _ in range(steps):
+        pull = (unit @ axes.T).pow(3)
+        pull = pull if weight is None else pull * weight[:, None]
+        left, _, right = torch.linalg.svd(pull.T @ unit)
+        axes = left @ right
+    return axes
 
 
 class TopK(nn.Module):

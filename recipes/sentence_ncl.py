@@ -29,12 +29,14 @@ class Config(TrainConfig):
     """Use the first so many examples of `data`; None for all."""
     texts: Literal["stsb", "none"] = "stsb"
     """Also learn from these pairs and what people say of them: the STS-B training split."""
+    documents: str | None = None
+    """Text that is to be searched, learnt without labels: a file, a text a line, or `cranfield`."""
     model: str = "minilm"
     """`minilm`, or any encoder on the hub or in a folder."""
     pooling: Literal["mean", "cls", "last", "own"] | None = None
     """How tokens become one vector; None takes the model's own."""
-    dims: int = 512
-    """Number of non-negative dimensions."""
+    dims: int | None = None
+    """Number of non-negative dimensions; None for twice the encoder's width."""
     hidden_dim: int | None = None
     """Width of a hidden layer in the head; None for a linear head."""
     activation: Activation = "relu"
@@ -92,9 +94,10 @@ def main(cfg: Config) -> None:
     together = int(os.environ.get("WORLD_SIZE", 1))
     most = None if cfg.steps is None else cfg.steps * cfg.batch_size * together
     limit = min((n for n in (cfg.limit, most) if n is not None), default=None)
-    corpus = Corpus.read(cfg.data, limit, cfg.texts)
+    corpus = Corpus.read(cfg.data, limit, cfg.texts, cfg.documents)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
-    bare = wrap(source, cfg.dims, pooling=cfg.pooling)
+    bare = wrap(source, pooling=cfg.pooling)
+    cfg = replace(cfg, dims=cfg.dims or 2 * bare.encoder.width)
     h = cached_features(bare, corpus.sentences)
     judged = Judged.of(partial(cached_features, bare))
     model = train(cfg, source, corpus, h, judged)
@@ -125,7 +128,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
 
     from ncl_multi import fit, gather, wrap
     from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast
-    from ncl_multi.adapters.sentence_data import Rows, draw_near, nearest
+    from ncl_multi.adapters.sentence_data import Neighbours, Rows
 
     torch.manual_seed(cfg.seed)
     model = wrap(
@@ -135,15 +138,22 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         model if cfg.finetune else model.head, cfg.k, cfg.anneal_k, rebuild=bool(cfg.reconstruction)
     )
 
-    around = nearest(h, cfg.neighbours)
+    around = Neighbours(h, torch.arange(len(h)), cfg.neighbours)
+    among = Neighbours(h, corpus.documents, cfg.neighbours)
+    if cfg.hidden_dim is None:
+        some = torch.randperm(len(h))[:4096]
+        # All documents together count as much as all sentences.
+        parts = [part for part in (some, corpus.documents) if len(part)]
+        weight = torch.cat([torch.full((len(part),), 1 / len(part)) for part in parts])
+        model.head.start_on(h[torch.cat(parts)], weight)
 
     def step(trained, batch):
         columns = list(batch.cpu().unbind(dim=1))
         if len(columns) == 1:
             columns *= 2
-        near, far = draw_near(around, 2 * len(batch))
         first, second, scores = corpus.draw_pairs(2 * len(batch))
-        rows = torch.cat([*columns, near, far, first, second])
+        drawn = (first, second, *around.draw(2 * len(batch)), *among.draw(2 * len(batch)))
+        rows = torch.cat([*columns, *drawn])
         wanted = h[rows].to(batch.device)
         if cfg.finetune:
             inputs = model.encoder.prepare([corpus.sentences[row] for row in rows])
@@ -152,23 +162,21 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
             # The encoder's own dropout is not at hand: drop some of its features instead.
             given = F.dropout(wanted, cfg.dropout)
         z, rebuild = trained(given)
-        sizes = [len(part) for part in (*columns, near, far, first, second)]
+        sizes = [len(part) for part in (*columns, *drawn)]
         scores = gather(scores.to(batch.device))
-        *h_examples, h_near, h_far, h_first, h_second = map(gather, wanted.split(sizes))
-        # Sentences of one example, near ones, people's pairs, and any two.
-        h_left = torch.cat([h_examples[0], h_examples[0], h_near, h_first, h_near])
-        h_right = torch.cat([h_examples[1], h_examples[-1], h_far, h_second, h_near.roll(1, 0)])
-        cosines = F.cosine_similarity(h_left, h_right)
+        cosines = [
+            F.cosine_similarity(*pair) for pair in pairs_of([*map(gather, wanted.split(sizes))])
+        ]
         total = z.new_zeros(())
         for at_k in at_each_k(z, learner.ks):
-            *examples, near, far, first, second = map(gather, at_k.split(sizes))
-            left = torch.cat([examples[0], examples[0], near, first, near])
-            right = torch.cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
-            total = total + cfg.agree * agree(left, right, cosines)
+            parts = [*map(gather, at_k.split(sizes))]
+            for (left, right), wanted_cosines in zip(pairs_of(parts), cosines, strict=True):
+                total = total + cfg.agree * agree(left, right, wanted_cosines)
             if cfg.scored and len(scores):
+                first, second = parts[len(columns) : len(columns) + 2]
                 total = total + cfg.scored * agree(first, second, scores)
             if cfg.contrast:
-                own = contrast(examples, loss=cfg.loss, temperature=cfg.temperature)
+                own = contrast(parts[: len(columns)], loss=cfg.loss, temperature=cfg.temperature)
                 total = total + cfg.contrast * own
             if rebuild is not None:
                 total = total + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
@@ -183,6 +191,21 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     if PartialState().is_main_process:
         save(model, cfg, judged)
     return model
+
+
+def pairs_of(parts: list[Any]) -> list[tuple[Any, Any]]:
+    """Both sides of all pairs whose cosines should be the encoder's, sentences and documents apart.
+
+    Sentences of one example, near ones, people's pairs, and any two.
+    """
+    from torch import cat
+
+    *examples, first, second, near, far, text, alike = parts
+    left = cat([examples[0], examples[0], near, first, near])
+    right = cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
+    # Of documents also the near ones alone: which of them comes first is what search is about.
+    both = cat([text, text]), cat([alike, text.roll(1, 0)])
+    return [(left, right), *([both, (text, alike)] if len(text) else [])]
 
 
 def save(model: Any, cfg: Config, judged: Any) -> None:

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from ncl_multi import NonNegHead, info_nce, top_k
-from ncl_multi.head import SIGNED
+from ncl_multi.head import SIGNED, sparse_axes
 from ncl_multi.norm import SharedNorm
 
 FORMULAS = {
@@ -278,3 +278,36 @@ def test_bad_input_is_refused_in_words(unchecked):
     for k in (0, 9):
         with pytest.raises(ValueError, match=r"k must lie in 1\.\.8"):
             top_k(torch.randn(2, 8), k)
+
+
+def test_a_head_starts_on_the_axes_where_features_are_sparse():
+    torch.manual_seed(0)
+    # Rows with three entries out of sixteen, turned so that none of it can be seen.
+    hidden = torch.zeros(2000, 16).scatter(1, torch.rand(2000, 16).topk(3).indices, 1.0)
+    x = (hidden * torch.randn(2000, 16)) @ torch.linalg.qr(torch.randn(16, 16))[0]
+    head = NonNegHead(16, 32, batch_norm=False)
+    head._fresh = False
+    torch.nn.init.zeros_(head.out.bias)
+    random = top_k(head(x), 3).norm(dim=1) / head(x).norm(dim=1)
+    head.start_on(x)
+    z = head(x)
+    assert (top_k(z, 3).norm(dim=1) / z.norm(dim=1)).mean() > 0.999 > random.mean() + 0.1
+    # Both directions of orthogonal axes: nothing of a row is lost.
+    torch.testing.assert_close(
+        z.norm(dim=1) / z.norm(dim=1).mean(), x.norm(dim=1) / x.norm(dim=1).mean()
+    )
+
+
+def test_weights_say_which_rows_the_axes_are_for():
+    torch.manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(4, 4))[0]
+    x = torch.cat([torch.eye(4).repeat(50, 1), turn.repeat(50, 1)])
+    weight = torch.ones(400)
+    weight[:200] = 1e-3
+    axes = sparse_axes(x, weight)
+    torch.testing.assert_close((axes @ turn.T).abs().amax(1), torch.ones(4), rtol=0, atol=1e-3)
+
+
+def test_only_a_linear_head_starts_on_axes():
+    with pytest.raises(ValueError, match="hidden layer"):
+        NonNegHead(4, 8, hidden_dim=4).start_on(torch.randn(9, 4))

@@ -24,7 +24,13 @@ from ncl_multi.adapters.sentence import (
     contrast,
 )
 from ncl_multi.adapters.sentence_compare import compare, principal_axes
-from ncl_multi.adapters.sentence_data import draw_near, nearest, plain, read_examples
+from ncl_multi.adapters.sentence_data import (
+    Neighbours,
+    nearest,
+    plain,
+    read_documents,
+    read_examples,
+)
 from ncl_multi.adapters.sentence_export import (
     export_onnx,
     export_sentence_transformers,
@@ -86,13 +92,28 @@ def test_nearest_are_the_largest_cosines_but_oneself():
 
 def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
     torch.manual_seed(0)
-    near = torch.arange(64).repeat(5, 1)
-    drawn, found = draw_near(near, 5000)
-    assert drawn.max() == 4
-    shares = torch.bincount(found, minlength=64) / 5000
+    # Row 10 looks along the first axis, the others turn away from it by and by.
+    angle = torch.linspace(0, 1.5, 65)
+    h = torch.cat([torch.rand(10, 2), torch.stack([angle.cos(), angle.sin()], dim=1)])
+    around = Neighbours(h, torch.arange(10, 75), 64)
+    drawn, found = around.draw(200_000)
+    assert drawn.min() == 10
+    shares = torch.bincount(found[drawn == 10] - 11, minlength=64) / (drawn == 10).sum()
     # rank = 64^u, so that a rank r is drawn with probability log(1 + 1/r) / log(64).
     assert shares[0].item() == pytest.approx(1 / 6, abs=0.02)
     assert shares[15].item() == pytest.approx(math.log(17 / 16) / math.log(64), abs=0.01)
+
+
+def test_no_rows_have_no_neighbours():
+    drawn, found = Neighbours(torch.rand(5, 3), torch.zeros(0, dtype=torch.long), 4).draw(8)
+    assert len(drawn) == len(found) == 0
+
+
+def test_documents_are_the_lines_of_a_file(tmp_path):
+    (tmp_path / "texts.txt").write_text("one text\n\n another \n")
+    assert read_documents(str(tmp_path / "texts.txt")) == ["one text", " another "]
+    with pytest.raises(ValueError, match="cranfield or a text file; got nowhere"):
+        read_documents("nowhere")
 
 
 def test_contrast_of_pairs_is_info_nce():

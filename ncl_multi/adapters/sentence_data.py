@@ -29,20 +29,23 @@ _COLUMNS = ("anchor", "positive", "negative")
 class Corpus:
     """Sentences, each once; examples and pairs are rows of them, `scores` what people say of pairs.
 
-    `scores` of several sets of pairs need not share a scale: they are only correlated with.
+    `documents` are rows of texts that are to be searched, of which nothing else is known.
     """
 
     sentences: list[str]
     examples: Tensor
     pairs: Tensor
     scores: Tensor
+    documents: Tensor
 
     @classmethod
-    def read(cls, source: str, limit: int | None, texts: str = "none") -> "Corpus":
+    def read(
+        cls, source: str, limit: int | None, texts: str = "none", documents: str | None = None
+    ) -> "Corpus":
         """Read examples and texts, less every sentence that STS-B judges in its dev or test split.
 
         Sentences are the same if they differ in case and punctuation only. `stsb` are the pairs of
-        its training split with their scores.
+        its training split with their scores. For `documents` see `read_documents`.
         """
         held = {
             plain(s) for split in ("dev", "test") for side in data.stsb(split)[:2] for s in side
@@ -58,6 +61,8 @@ class Corpus:
         def new(row: tuple[str, ...]) -> bool:
             return not held & set(map(plain, row))
 
+        searched = [(text,) for text in read_documents(documents)] if documents else []
+        searched = [row for row in searched if new(row)]
         kept = [row for row in examples if new(row)]
         scored = [(row, score) for row, score in zip(pairs, scores, strict=True) if new(row)]
         dropped = len(examples) + len(pairs) - len(kept) - len(scored)
@@ -70,13 +75,14 @@ class Corpus:
         number: dict[str, int] = {}
         numbered = [
             torch.tensor([[number.setdefault(s, len(number)) for s in row] for row in rows])
-            for rows in (kept, [row for row, _ in scored])
+            for rows in (kept, [row for row, _ in scored], searched)
         ]
         return cls(
             list(number),
             numbered[0],
             numbered[1].view(-1, 2).long(),
             torch.tensor([score for _, score in scored]),
+            numbered[2].flatten().long(),
         )
 
     def draw_pairs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,11 +107,19 @@ def nearest(h: Tensor, count: int) -> Tensor:
     return torch.cat(found)
 
 
-def draw_near(neighbours: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Random rows, each with one of its neighbours; the nearer, the likelier."""
-    rows = torch.randint(len(neighbours), (count,))
-    rank = neighbours.shape[1] ** torch.rand(count)
-    return rows, neighbours[rows, rank.long() - 1]
+class Neighbours:
+    """Some rows of the features, each with its nearest others among them."""
+
+    def __init__(self, h: Tensor, rows: Tensor, count: int):
+        self.rows, self.nearest = rows, rows[nearest(h[rows], count)] if len(rows) else rows
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random rows and for each one of its neighbours, the nearer, the likelier."""
+        if not len(self.rows):
+            return self.rows, self.rows
+        drawn = torch.randint(len(self.rows), (count,))
+        rank = self.nearest.shape[1] ** torch.rand(count)
+        return self.rows[drawn], self.nearest[drawn, rank.long() - 1]
 
 
 def cached_features(model: NonNegEncoder, sentences: Sequence[str]) -> Tensor:
@@ -190,6 +204,15 @@ def read_examples(source: str | Path) -> list[tuple[str, ...]]:
     if not examples:
         raise ValueError(f"{source} holds no rows")
     return examples
+
+
+def read_documents(source: str) -> list[str]:
+    """The documents of `cranfield`, or the lines of a text file."""
+    if source == "cranfield":
+        return data.cranfield().documents
+    if not Path(source).is_file():
+        raise ValueError(f"documents must be cranfield or a text file; got {source}")
+    return [line for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def plain(sentence: str) -> str:
