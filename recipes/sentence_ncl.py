@@ -25,7 +25,7 @@ class Config(TrainConfig):
     out: Path = Path("runs/sentence_ncl")
     data: str = "snli"
     """`snli`; a csv or jsonl of sentences, pairs or triplets; or `hf:<name>` from the hub."""
-    limit: int | None = 6000
+    limit: int | None = 2000
     """Use the first so many examples of `data`; None for all."""
     texts: Literal["stsb", "none"] = "stsb"
     """Also learn from these pairs and what people say of them: the STS-B training split."""
@@ -43,6 +43,8 @@ class Config(TrainConfig):
     """`none` is the signed twin."""
     k: tuple[int, ...] | None = (8, 16, 32, 64)
     """Train for these numbers of active dimensions at once; the last is what the model serves."""
+    k_weights: tuple[float, ...] | None = (2.0, 1.5, 1.0, 1.0)
+    """How much each of them counts; None for alike. Few dimensions need it most."""
     anneal_k: float = 1.0
     """Start with so many times as many, and come down over the first 70 % of the steps."""
     loss: Literal["info_nce", "spectral"] = "info_nce"
@@ -73,10 +75,10 @@ class Config(TrainConfig):
     """Also train the signed twin, with the same seed and budget."""
     onnx: bool = False
     """Also write `model.onnx`."""
-    epochs: int = 16
+    epochs: int = 40
     batch_size: int = 256
     """Examples per process."""
-    lr: float = 3e-3
+    lr: float = 2e-3
 
 
 def main(cfg: Config) -> None:
@@ -93,8 +95,7 @@ def main(cfg: Config) -> None:
     # A short run sees no more examples than these: do not wait for features of the others.
     together = int(os.environ.get("WORLD_SIZE", 1))
     most = None if cfg.steps is None else cfg.steps * cfg.batch_size * together
-    limit = min((n for n in (cfg.limit, most) if n is not None), default=None)
-    corpus = Corpus.read(cfg.data, limit, cfg.texts, cfg.documents)
+    corpus = Corpus.read(cfg.data, cfg.limit, cfg.texts, cfg.documents, most)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
     bare = wrap(source, pooling=cfg.pooling)
     cfg = replace(cfg, dims=cfg.dims or 2 * bare.encoder.width)
@@ -138,6 +139,10 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         model if cfg.finetune else model.head, cfg.k, cfg.anneal_k, rebuild=bool(cfg.reconstruction)
     )
 
+    ks = cfg.k or (None,)
+    weights = cfg.k_weights if cfg.k and cfg.k_weights else [1.0] * len(ks)
+    if len(weights) != len(ks):
+        raise ValueError(f"k_weights must be one for each k, {len(ks)}; got {len(weights)}")
     around = Neighbours(h, torch.arange(len(h)), cfg.neighbours)
     among = Neighbours(h, corpus.documents, cfg.neighbours)
     if cfg.hidden_dim is None:
@@ -168,19 +173,21 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
             F.cosine_similarity(*pair) for pair in pairs_of([*map(gather, wanted.split(sizes))])
         ]
         total = z.new_zeros(())
-        for at_k in at_each_k(z, learner.ks):
+        for at_k, counts in zip(at_each_k(z, learner.ks), weights, strict=True):
             parts = [*map(gather, at_k.split(sizes))]
+            loss = z.new_zeros(())
             for (left, right), wanted_cosines in zip(pairs_of(parts), cosines, strict=True):
-                total = total + cfg.agree * agree(left, right, wanted_cosines)
+                loss = loss + cfg.agree * agree(left, right, wanted_cosines)
             if cfg.scored and len(scores):
                 first, second = parts[len(columns) : len(columns) + 2]
-                total = total + cfg.scored * agree(first, second, scores)
+                loss = loss + cfg.scored * agree(first, second, scores)
             if cfg.contrast:
                 own = contrast(parts[: len(columns)], loss=cfg.loss, temperature=cfg.temperature)
-                total = total + cfg.contrast * own
+                loss = loss + cfg.contrast * own
             if rebuild is not None:
-                total = total + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
-        return total / len(learner.ks or [None]), z
+                loss = loss + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
+            total = total + counts * loss
+        return total / len(weights), z
 
     loader = DataLoader(
         Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True

@@ -40,28 +40,34 @@ class Corpus:
 
     @classmethod
     def read(
-        cls, source: str, limit: int | None, texts: str = "none", documents: str | None = None
+        cls,
+        source: str,
+        limit: int | None,
+        texts: str = "none",
+        documents: str | None = None,
+        most: int | None = None,
     ) -> "Corpus":
         """Read examples and texts, less every sentence that STS-B judges in its dev or test split.
 
         Sentences are the same if they differ in case and punctuation only. `stsb` are the pairs of
-        its training split with their scores. For `documents` see `read_documents`.
+        its training split with their scores. For `documents` see `read_documents`. The first
+        `limit` examples are read, and of everything at most the first `most`.
         """
         held = {
             plain(s) for split in ("dev", "test") for side in data.stsb(split)[:2] for s in side
         }
-        examples = read_examples(source)[:limit]
+        examples = read_examples(source)[:limit][:most]
         pairs: list[tuple[str, ...]] = []
         scores: list[float] = []
         if texts == "stsb":
             first, second, scores = data.stsb("train")
-            pairs += list(zip(first, second, strict=True))[:limit]
-            scores = scores[:limit]
+            pairs += list(zip(first, second, strict=True))[:most]
+            scores = scores[:most]
 
         def new(row: tuple[str, ...]) -> bool:
             return not held & set(map(plain, row))
 
-        searched = [(text,) for text in read_documents(documents)] if documents else []
+        searched = [(text,) for text in read_documents(documents)[:most]] if documents else []
         searched = [row for row in searched if new(row)]
         kept = [row for row in examples if new(row)]
         scored = [(row, score) for row, score in zip(pairs, scores, strict=True) if new(row)]
