@@ -17,8 +17,7 @@ import tyro
 from ncl_multi.train import TrainConfig
 
 # GRACE's settings (arXiv 2006.04131), but for fewer negatives and steps: it takes all nodes, and
-# 200, 200 and 1500 steps; and PubMed at a rate of 0.001 on the whole graph. The temperatures are
-# the twin's.
+# 200, 200 and 1500 steps; and PubMed at a rate of 0.001 on the whole graph.
 PRESETS: dict[str, dict[str, Any]] = {
     "cora": {
         "lr": 5e-4, "hidden": 128, "encoder_activation": "relu", "temperature": 0.4,
@@ -34,8 +33,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "neighbors": (10, 10),
     },
 }  # fmt: skip
-# Cosines of non-negative codes span half the range, so they need a lower temperature than GRACE's.
-TEMPERATURE = 0.4
 SHOWN = ("encoder acc", "head acc", "sparsity", "alive", "class_consistency", "nmi", "ari")
 
 
@@ -63,7 +60,7 @@ class Config(TrainConfig):
     k: int | None = None
     """Keep only the k largest features of a node."""
     temperature: float | None = None
-    """Of `info_nce`; lower looks harder at close rivals. None for 0.4, and GRACE's for the twin."""
+    """Of `info_nce`; lower looks harder at the closest rivals."""
     drop_edges: tuple[float, float] | None = None
     """Share of edges that each view goes without."""
     drop_features: tuple[float, float] | None = None
@@ -99,10 +96,10 @@ def main(cfg: Config) -> dict[str, dict[str, Any]]:
     source = load_graph(cfg.data)
     data = prepare(source)
     items, classes = describe(cfg.data, data, source)
-    own = complete(cfg, data.num_nodes)
-    rows = {"twin" if cfg.activation == "none" else "ncl": run(own, data, items, classes)}
+    cfg = complete(cfg, data.num_nodes)
+    rows = {"twin" if cfg.activation == "none" else "ncl": run(cfg, data, items, classes)}
     if cfg.twin and cfg.activation != "none":
-        rows["twin"] = run(complete(twin_of(cfg), data.num_nodes), data, items, classes)
+        rows["twin"] = run(twin_of(cfg), data, items, classes)
     if data.y is None:
         print("the graph has no labels: accuracy, class consistency and agreement are left out")
     shown = {name: {m: row[m] for m in SHOWN if m in row} for name, row in rows.items()}
@@ -115,8 +112,6 @@ def main(cfg: Config) -> dict[str, dict[str, Any]]:
 def complete(cfg: Config, nodes: int) -> Config:
     """The config with everything filled in that was left to the data."""
     preset = PRESETS.get(cfg.data.lower(), PRESETS["cora"])
-    if cfg.activation != "none":
-        preset = preset | {"temperature": TEMPERATURE}
     open_fields = {name: value for name, value in preset.items() if getattr(cfg, name) is None}
     if cfg.epochs is not None:
         open_fields.pop("steps", None)
