@@ -174,7 +174,6 @@ class NonNegHead(nn.Module):
         fired = total((h > 0).sum(dim=0).float()) / (len(h) * processes())
         self.own_threshold += 0.1 * (fired / self.share - 1)
 
-    @torch.compiler.disable
     @torch.no_grad()
     def _start_alive(self, x: Tensor) -> None:
         """Scale and shift the weights so that the first batch comes out standardised."""

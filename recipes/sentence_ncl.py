@@ -43,7 +43,7 @@ class Config(TrainConfig):
     """`none` is the signed twin."""
     k: tuple[int, ...] | None = (8, 16, 32, 64)
     """Train for these numbers of active dimensions at once; the last is what the model serves."""
-    k_weights: tuple[float, ...] | None = (2.0, 1.5, 1.0, 1.0)
+    k_weights: tuple[float, ...] | None = (4.0, 2.5, 1.0, 1.0)
     """How much each of them counts; None for alike. Few dimensions need it most."""
     anneal_k: float = 1.0
     """Start with so many times as many, and come down over the first 70 % of the steps."""
@@ -78,7 +78,7 @@ class Config(TrainConfig):
     epochs: int = 40
     batch_size: int = 256
     """Examples per process."""
-    lr: float = 2e-3
+    lr: float = 3e-3
 
 
 def main(cfg: Config) -> None:

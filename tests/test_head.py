@@ -1,5 +1,6 @@
 """The head: non-negative and sparse as asked, alive on any input, one linear layer at serving."""
 
+import copy
 import math
 from statistics import NormalDist
 
@@ -311,3 +312,13 @@ def test_weights_say_which_rows_the_axes_are_for():
 def test_only_a_linear_head_starts_on_axes():
     with pytest.raises(ValueError, match="hidden layer"):
         NonNegHead(4, 8, hidden_dim=4).start_on(torch.randn(9, 4))
+
+
+def test_a_fresh_head_starts_alive_when_it_is_compiled():
+    torch.manual_seed(0)
+    plain = NonNegHead(8, 16, batch_norm=False)
+    compiled = copy.deepcopy(plain)
+    compiled.compile(backend="aot_eager")
+    x = 3 * torch.randn(32, 8) + 5
+    torch.testing.assert_close(compiled(x), plain(x))
+    assert 0.3 < (compiled(x) > 0).float().mean() < 0.7

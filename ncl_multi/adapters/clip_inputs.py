@@ -110,12 +110,15 @@ def tower_features(
     """
     if views < 1:
         raise ValueError(f"views must be at least 1; got {views}")
-    # On a CPU, a layer's output of few images stays in the cache: a quarter faster than 64.
-    batch_size = batch_size or (32 if torch.device(device).type == "cpu" else 256)
+    # On a CPU a layer's output of few images stays in the cache, and convolutions want the channels
+    # last: together twice as fast as 32 images in the usual order.
+    on_cpu = torch.device(device).type == "cpu"
+    at_once = batch_size or (16 if on_cpu else 256)
+    batch_size = batch_size or (32 if on_cpu else 256)
     model = {"model": towers.name, "weights": towers.fingerprint()}
     about = model | {"transform": towers.transform(), "data": pairs.fingerprint()}
     folder = _folder(cache, pairs, about)
-    towers.to(device).eval()
+    towers.to(device).to(memory_format=torch.channels_last).eval()
 
     def pixels_of(view: int) -> Callable[[int], Tensor | None]:
         def read(row: int) -> Tensor | None:
@@ -131,13 +134,16 @@ def tower_features(
         def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
             kept: list[int] = []
             parts = []
-            # Pillow decodes and scales without holding the interpreter: threads are enough.
-            with ThreadPoolExecutor() as pool:
-                for some in _batches(rows, batch_size):
+            # Pillow decodes and scales without holding the interpreter: threads are enough. Each
+            # would start torch threads of its own for a little arithmetic, in the tower's way.
+            with ThreadPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for some in _batches(rows, at_once):
                     read = zip(some, pool.map(pixels_of(view), some), strict=True)
                     readable = {row: pixels for row, pixels in read if pixels is not None}
                     if readable:
-                        pixels = torch.stack([*readable.values()]).to(device)
+                        pixels = torch.stack([*readable.values()]).to(
+                            device, memory_format=torch.channels_last
+                        )
                         parts.append(towers.image(pixels).half().cpu())
                     kept += readable
                     done(len(some))

@@ -25,7 +25,7 @@ from ncl_multi.report import write_json
 from ncl_multi.shorten import shorten
 
 TEMPLATES = ("{}", "an emoji of {}", "a picture of {}")
-_CURVE = (4, 16, 64, 256)
+_CURVE = (16, 64)
 _SHARES = (0.05, 0.1, 1.0)
 _ROWS_AT_ONCE = 1024
 _THUMBNAIL = 96
