@@ -66,7 +66,7 @@ class Config(TrainConfig):
     """Also train the signed twin, with the same seed and budget."""
     workers: int = 0
     """Processes that decode images while the towers train."""
-    epochs: int = 10
+    epochs: int = 12
     batch_size: int = 512
     lr: float = 3e-3
 

@@ -134,11 +134,12 @@ def tower_features(
         def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
             kept: list[int] = []
             parts = []
-            # Pillow decodes and scales without holding the interpreter: threads are enough. Each
-            # would start torch threads of its own for a little arithmetic, in the tower's way.
-            with ThreadPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            # Pillow decodes and scales without holding the interpreter: threads are enough. On a
+            # CPU the tower has all cores, and other threads would only be in its way.
+            with ThreadPoolExecutor() as pool:
+                each = map if on_cpu else pool.map
                 for some in _batches(rows, at_once):
-                    read = zip(some, pool.map(pixels_of(view), some), strict=True)
+                    read = zip(some, each(pixels_of(view), some), strict=True)
                     readable = {row: pixels for row, pixels in read if pixels is not None}
                     if readable:
                         pixels = torch.stack([*readable.values()]).to(
