@@ -47,7 +47,7 @@ class Config(TrainConfig):
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
-    temperature: float = 0.2
+    temperature: float = 0.13
     """Divides the cosines."""
     jitter: float = 0.4
     """Strength of the colour changes."""
@@ -69,6 +69,7 @@ PAPER = Config(
     model="resnet18",
     dims=256,
     hidden_dim=2048,
+    temperature=0.2,
     activation="rep_relu",
     batch_norm=False,
     density=None,
