@@ -1,6 +1,7 @@
 """Does the README say what happens? Runs its commands and compares its tables with their output.
 
-    python .ci/readme.py             every bash block as it stands, in a new environment (hours)
+    python .ci/readme.py             every bash block of the README and recipes/README.md as
+                                     it stands, in a new environment; hours, and NCL_DATA
     python .ci/readme.py --tables    only commands that print a table, of runs that are there
 
 A table belongs to the bash block before it, whose output must hold it: the same names, and every
@@ -16,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
+PAGES = ("README.md", "recipes/README.md")
 PRINTS = ("python evals/table.py", "cat ")
 
 
@@ -65,15 +67,16 @@ def _value(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-def main(page: str = "README.md", tables_only: bool = False) -> int:
+def main(tables_only: bool) -> int:
     """Run the blocks one after another; the number of those that failed."""
     failed = 0
+    pages = "".join((ROOT / page).read_text() for page in PAGES)
     with tempfile.TemporaryDirectory() as folder:
         path = os.environ["PATH"]
         if not tables_only:
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             path = f"{folder}/bin:{path}"
-        for commands, said in blocks((ROOT / page).read_text()):
+        for commands, said in blocks(pages):
             joined = commands.replace("\\\n", " ").splitlines()
             wanted = [c for c in joined if not tables_only or c.startswith(PRINTS)]
             if not wanted:

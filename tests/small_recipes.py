@@ -40,8 +40,8 @@ def lay_out(here: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     with warnings.catch_warnings():
-        # PyG's import warns of torch.jit.
-        warnings.simplefilter("ignore", FutureWarning)
+        # PyG's import warns of torch.jit, and of a part of its own.
+        warnings.simplefilter("ignore")
         from torch_geometric.data import Data
 
     torch.manual_seed(0)
