@@ -314,7 +314,8 @@ def test_only_a_linear_head_starts_on_axes():
         NonNegHead(4, 8, hidden_dim=4).start_on(torch.randn(9, 4))
 
 
-def test_a_fresh_head_starts_alive_when_it_is_compiled():
+@pytest.mark.filterwarnings("default")
+def test_a_fresh_head_starts_alive_when_it_is_compiled(unchecked):
     torch.manual_seed(0)
     plain = NonNegHead(8, 16, batch_norm=False)
     compiled = copy.deepcopy(plain)
