@@ -43,8 +43,6 @@ class Config(TrainConfig):
     """`none` is the signed twin."""
     k: tuple[int, ...] | None = (8, 16, 32, 64)
     """Train for these numbers of active dimensions at once; the last is what the model serves."""
-    k_weights: tuple[float, ...] | None = (4.0, 2.5, 1.0, 1.0)
-    """How much each of them counts; None for alike. Few dimensions need it most."""
     anneal_k: float = 1.0
     """Start with so many times as many, and come down over the first 70 % of the steps."""
     loss: Literal["info_nce", "spectral"] = "info_nce"
@@ -139,10 +137,8 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         model if cfg.finetune else model.head, cfg.k, cfg.anneal_k, rebuild=bool(cfg.reconstruction)
     )
 
-    ks = cfg.k or (None,)
-    weights = cfg.k_weights if cfg.k and cfg.k_weights else [1.0] * len(ks)
-    if len(weights) != len(ks):
-        raise ValueError(f"k_weights must be one for each k, {len(ks)}; got {len(weights)}")
+    # Few dimensions have the most to learn.
+    weights = [max(1.0, 32 / k) for k in cfg.k] if cfg.k else [1.0]
     around = Neighbours(h, torch.arange(len(h)), cfg.neighbours)
     among = Neighbours(h, corpus.documents, cfg.neighbours)
     if cfg.hidden_dim is None:
