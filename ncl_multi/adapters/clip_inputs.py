@@ -110,8 +110,8 @@ def tower_features(
     """
     if views < 1:
         raise ValueError(f"views must be at least 1; got {views}")
-    # On a CPU a layer's output of few images stays in the cache, and convolutions want the channels
-    # last: together twice as fast as 32 images in the usual order.
+    # On a CPU a layer's output of few images stays in the cache, and convolutions like the channels
+    # last: up to twice as fast at 128 pixels, about the same at 112.
     on_cpu = torch.device(device).type == "cpu"
     at_once = batch_size or (16 if on_cpu else 256)
     batch_size = batch_size or (32 if on_cpu else 256)
