@@ -74,10 +74,7 @@ def info_nce(
     dense = tile is None and len(za) <= _DENSE
     tile = tile or (_CPU_TILE if za.device.type == "cpu" else _GPU_TILE)
     with torch.autocast(za.device.type, enabled=False):
-        # Every logit is a product of two rows, so half of the temperature goes into each:
-        # autograd then gives a learnable temperature its exact gradient.
-        root = temperature**0.5
-        a, b = (F.normalize(at_least_float32(z), dim=1) / root for z in (za, zb))
+        a, b = (_scaled(at_least_float32(z), temperature) for z in (za, zb))
         if dense:
             loss = _dense(a, b, within_view, groups)
         else:
@@ -122,6 +119,17 @@ class InfoNCE(nn.Module):
         return info_nce(
             za, zb, temperature=self.temperature, within_view=self.within_view, groups=groups
         )
+
+
+def _scaled(z: Batch, temperature: float | Scalar) -> Batch:
+    """Rows such that the product of two is their logit.
+
+    Half of the temperature goes into each, so autograd gives a learnable one its exact gradient.
+    Divided once, not by the length and then by the temperature, which would keep one more copy of
+    the batch for the backward.
+    """
+    length = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(1e-12)
+    return z / (length * temperature**0.5)
 
 
 def _dense(a: Batch, b: Batch, within_view: bool, groups: Groups | None) -> Scalar:
