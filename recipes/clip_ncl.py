@@ -97,13 +97,15 @@ def main(cfg: Config) -> None:
             for name, own in found.items()
         }
         table(f"{cfg.data}, {split}", rows)
-        table("NCL with fewer entries or dimensions", fewer(cfg, found["NCL"][split]))
+        less = fewer(cfg, found["NCL"][split])
+        if less:
+            table("NCL with fewer entries or dimensions", less)
     print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 
 def fewer(cfg: Config, row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Retrieval with the largest k entries of a row, and of the shortened model."""
-    rows = {f"{at['k']} largest entries": at for at in row["curve"]}
+    rows = {f"{at['k']} largest entries": at for at in row.get("curve", ())}
     if "shortened" in row:
         rows[f"{cfg.shorten} dimensions kept"] = row["shortened"]
     return {

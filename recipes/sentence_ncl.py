@@ -77,6 +77,8 @@ class Config(TrainConfig):
     batch_size: int = 256
     """Examples per process."""
     lr: float = 3e-3
+    ema: float | None = 0.98
+    """End with a moving average of the weights: few scored pairs make for noisy ones."""
 
 
 def main(cfg: Config) -> None:
@@ -138,7 +140,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     )
 
     # Few dimensions have the most to learn.
-    weights = [max(1.0, 32 / k) for k in cfg.k] if cfg.k else [1.0]
+    weights = [max(cfg.k) / k for k in cfg.k] if cfg.k else [1.0]
     around = Neighbours(h, torch.arange(len(h)), cfg.neighbours)
     among = Neighbours(h, corpus.documents, cfg.neighbours)
     if cfg.hidden_dim is None:

@@ -17,7 +17,7 @@ from ncl_multi.adapters.clip_inputs import TowerFeatures
 from ncl_multi.adapters.clip_pairs import Image, Pairs
 from ncl_multi.explain import name_dimensions
 from ncl_multi.features import Features, to_csr
-from ncl_multi.head import top_k
+from ncl_multi.head import SIGNED, top_k
 from ncl_multi.metrics import readability, retrieval
 from ncl_multi.metrics.codes import Codes
 from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
@@ -183,7 +183,8 @@ def write_report(
     for split, features in judged.items():
         row, (z_image, z_text) = judge(model.heads, features, encode_text)
         relevant = features.pairs.relevant()
-        row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
+        if model.heads.image.activation not in SIGNED:
+            row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
         if short is not None:
             row["shortened"] = both_ways(*codes(short.heads, features), relevant)
         figures[split] = row
