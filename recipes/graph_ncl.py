@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "pubmed": {
         "lr": 2e-3, "hidden": 256, "encoder_activation": "relu", "temperature": 0.7,
-        "drop_edges": (0.4, 0.1), "drop_features": (0.0, 0.2), "steps": 300,
+        "drop_edges": (0.4, 0.1), "drop_features": (0.0, 0.2), "steps": 600,
         "neighbors": (10, 10),
     },
 }  # fmt: skip
@@ -49,7 +49,7 @@ class Config(TrainConfig):
     """Width of the encoder's output; its first layer is twice as wide."""
     encoder_activation: str | None = None
     """Activation after both layers of the encoder, any name PyG knows."""
-    dims: int = 1024
+    dims: int = 2048
     """Number of non-negative features."""
     loss: Literal["info_nce", "spectral"] = "info_nce"
     """`spectral` costs time linear in the nodes, so that all may be negatives of all."""

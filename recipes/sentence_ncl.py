@@ -64,9 +64,9 @@ class Config(TrainConfig):
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""
     csr_k: tuple[int, ...] = (8, 16, 32, 64)
-    """Also train sentence-transformers' CSR, once for each k, same data and steps; none to not."""
-    csr_dims: int = 4096
-    """Width of CSR's codes."""
+    """Also train sentence-transformers' CSR, once for each k, same data and width; none to not."""
+    csr_epochs: int = 10
+    """Passes over the data for each of them; with four k, ours takes as many for all together."""
     csr_lr: float = 1e-3
     """Highest learning rate of CSR."""
     twin: bool = False
@@ -231,7 +231,7 @@ def save(model: Any, cfg: Config, judged: Any) -> None:
 
 
 def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
-    """CSR trained on the same data for as many steps at each k; PCA; the encoder cut, and whole."""
+    """CSR trained on the same data at each k; PCA; the encoder cut, and whole."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -261,8 +261,9 @@ def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
 
     for k in cfg.csr_k:
         torch.manual_seed(cfg.seed)
-        csr = SparseAutoencoder(h.shape[1], cfg.csr_dims, k)
-        fit(csr, step, loader, replace(cfg, out=cfg.out / f"csr/{k}", lr=cfg.csr_lr))
+        csr = SparseAutoencoder(h.shape[1], cfg.dims, k)
+        own = {"epochs": cfg.csr_epochs, "lr": cfg.csr_lr, "ema": None}
+        fit(csr, step, loader, replace(cfg, out=cfg.out / f"csr/{k}", **own))
         found[f"csr@{k}"] = csr.cpu().codes
     return found
 

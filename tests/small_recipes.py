@@ -18,7 +18,7 @@ SMALL = {
     "vision_ncl": PICTURES,
     "supervised_ncl": (*PICTURES, "--pretrain-epochs", "1"),
     "sentence_ncl": (
-        "--dims", "32", "--k", "4", "8", "--csr-dims", "64", "--csr-k", "4",
+        "--dims", "32", "--k", "4", "8", "--csr-k", "4",
         "--data", "{here}/triplets.csv", "--texts", "none", "--model", "{here}/bert",
     ),
     "graph_ncl": ("--dims", "16", "--hidden", "8", "--density", "0.2", "--data", "{here}/graph.pt"),
