@@ -25,7 +25,8 @@ class Config:
     items: tyro.conf.Positional[Path | None] = None
     """Features of what is searched; none to search the queries among themselves."""
     right: Literal["row", "label"] | None = None
-    """With two files: row i answers query i, or items of the query's label do. One file: label."""
+    """With two files: row i answers query i, or items of the query's label do; one file: label.
+    None also takes the labels of the queries as judgements, if they are a gain for every item."""
     judgements: Path | None = None
     """Tab separated lines of query row, item row (from 0), gain; instead of `right`."""
     ks: tuple[int, ...] = (1, 5, 10)
@@ -84,7 +85,8 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
             raise ValueError(f"{cfg.judgements} names rows beyond the {shape} there are")
         return csr_array((np.maximum(lines[:, 2], 0), (query, item)), shape=shape)
     if items is not None and cfg.right != "label":
-        return None
+        judged = queries.y is not None and queries.y.shape == (len(queries), len(items))
+        return csr_array(queries.y) if judged and cfg.right is None else None
     sides = [queries] if items is None else [queries, items]
     if any(side.y is None or side.y.ndim != 1 for side in sides):
         raise ValueError(

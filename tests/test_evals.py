@@ -172,6 +172,14 @@ def test_retrieve_by_label_by_row_and_by_judgement(files, run, tmp_path):
         run("retrieve", files[1], files[0], "--judgements", judged)
 
 
+def test_retrieve_takes_a_gain_for_every_item_as_judgements(run, tmp_path):
+    gains = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
+    queries = Features(torch.eye(3)[[1, 0]], y=gains).save(tmp_path / "queries.safetensors")
+    items = Features(torch.eye(3)).save(tmp_path / "items.safetensors")
+    (row,) = run("retrieve", queries, items, "--ks", 1)
+    assert row["kept"]["all"]["ndcg@1"] == 0.5
+
+
 def test_retrieve_by_label_without_labels_is_refused(run, tmp_path):
     path = Features(torch.eye(4)).save(tmp_path / "bare.safetensors")
     with pytest.raises(ValueError, match="needs one label a row"):
