@@ -114,8 +114,9 @@ def main(cfg: Config) -> None:
     if cfg.onnx:
         export_onnx(model, cfg.out / "model.onnx")
     rows = compare(cfg.out)
-    write_json(cfg.out / "metrics.json", rows)
-    table("quality at k active dimensions", {f"{r['method']} {r['active']}": r for r in rows})
+    named = {f"{row['method']} {row['active']}": row for row in rows}
+    write_json(cfg.out / "metrics.json", named)
+    table("quality at k active dimensions", named)
     print(f"the same as a plot: {plot(rows, 'STS-B test', cfg.out / 'quality.png')}")
     print(f"what each dimension means: {write_atlas(cfg.out)}")
 

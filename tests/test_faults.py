@@ -142,8 +142,9 @@ def results(out: Path) -> dict[str, object]:
     """All weights, byte for byte, and all figures but those that are times."""
     weights = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.safetensors")}
     figures = json.loads((out / "metrics.json").read_text())
-    if isinstance(figures, list):
-        figures = [{k: v for k, v in row.items() if k != "search ms"} for row in figures]
+    for row in figures.values():
+        if isinstance(row, dict):
+            row.pop("search ms", None)
     return weights | {"metrics.json": figures}
 
 
