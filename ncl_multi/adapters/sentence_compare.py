@@ -119,6 +119,7 @@ def plot(rows: list[dict[str, Any]], measure: str, path: Path) -> Path:
                 [p["active"] for p in points], [p[measure] for p in points], "o-", label=method
             )
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="active dimensions", ylabel=measure)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
