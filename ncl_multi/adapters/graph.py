@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ncl_multi.adapters.graph_data import lean, prepare
+from ncl_multi.adapters.graph_data import adjacency, lean, prepare
 from ncl_multi.adapters.graph_sampling import neighbor_loader
 from ncl_multi.features import to_csr
 from ncl_multi.head import SIGNED, Activation, NonNegHead
@@ -20,7 +20,6 @@ try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin
     from torch_geometric.data import Data
     from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
-    from torch_geometric.utils import to_torch_csr_tensor
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
@@ -174,15 +173,9 @@ class GraphCL(
         if self.one_product and edge_index.device.type == "cpu":
             # Half the time and memory of PyG's messages, one an edge. Not measured on a GPU.
             with torch.sparse.check_sparse_tensor_invariants(enable=False):
-                return self.encoder.act(self.encoder(x, _adjacency(edge_index, x)))
+                return self.encoder.act(self.encoder(x, adjacency(edge_index, x)))
         return self.encoder.act(self.encoder(x, edge_index))
 
     def _of_batch(self, batch: Data, device: torch.device) -> Tensor:
         h = self._encode(batch.x.to(device), batch.edge_index.to(device))
         return h[: batch.batch_size]
-
-
-def _adjacency(edge_index: Tensor, x: Tensor) -> Tensor:
-    """A row a node that holds who sends to it: PyG wants the matrix transposed."""
-    ones = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
-    return to_torch_csr_tensor(edge_index.flip(0), ones, size=(len(x), len(x)))

@@ -2,6 +2,8 @@
 
 import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,7 +20,12 @@ try:
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
-    from torch_geometric.utils import is_undirected, remove_self_loops, to_undirected
+    from torch_geometric.utils import (
+        is_undirected,
+        remove_self_loops,
+        to_torch_csr_tensor,
+        to_undirected,
+    )
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
@@ -133,9 +140,22 @@ def lean(x: Tensor) -> Tensor:
     """Features that are nearly all zero, such as words, as sparse rows; others as they are."""
     if x.count_nonzero() > _MOSTLY_ZERO * x.numel():
         return x
+    with _no_word_of_beta():
+        return x.to_sparse_csr()
+
+
+def adjacency(edge_index: Tensor, x: Tensor) -> Tensor:
+    """Who sends to each node, a row a node, for a product with `x`: PyG wants it transposed."""
+    ones = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
+    with _no_word_of_beta():
+        return to_torch_csr_tensor(edge_index.flip(0), ones, size=(len(x), len(x)))
+
+
+@contextmanager
+def _no_word_of_beta() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-        return x.to_sparse_csr()
+        yield
 
 
 def describe(name: str, data: Data, source: Data) -> tuple[list[str], list[str] | None]:
