@@ -46,8 +46,6 @@ class Config(TrainConfig):
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = 102
     """Keep the k largest entries of a row; trained for this and for whole rows together."""
-    cut_weight: float = 1.0
-    """Weight of the loss of rows cut to k, beside 1 for whole rows."""
     dropout: float = 0.5
     """Share of the towers' features that is dropped in training."""
     views: int = 1
@@ -154,10 +152,9 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
         image, text, groups = train.draw(batch)
         z_image, z_text, temperature = trained(image, text)
         groups = gather(groups)
-        both = zip(model.heads.whole_and_cut(z_image, z_text), (1.0, cfg.cut_weight), strict=False)
         loss = sum(
-            weight * info_nce(gather(a), gather(b), temperature=temperature, groups=groups)
-            for (a, b), weight in both
+            info_nce(gather(a), gather(b), temperature=temperature, groups=groups)
+            for a, b in model.heads.whole_and_cut(z_image, z_text)
         )
         return loss, z_image
 
