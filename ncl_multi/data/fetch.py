@@ -190,8 +190,10 @@ def _run(command: list[str], folder: Path, size: int) -> int:
 def _size(folder: Path) -> int:
     """Bytes of the largest file: clients keep copies, and the archive is the largest they have."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        # A client may remove a file between the listing and the look at it.
-        with suppress(OSError):
-            sizes.append(path.stat().st_size)
+    for here, _, names in os.walk(folder):
+        for name in names:
+            # A client may remove a file between the listing and the look at it; a folder, too, but
+            # then `walk` goes on.
+            with suppress(OSError):
+                sizes.append(Path(here, name).stat().st_size)
     return max(sizes)
