@@ -1,5 +1,6 @@
 """The non-negative head: features in, sparse readable codes out."""
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -229,10 +230,23 @@ def top_k(z: Float[Tensor, "n d"], k: int) -> Float[Tensor, "n d"]:
         >>> top_k(torch.tensor([[3.0, 1.0, 2.0]]), 2)
         tensor([[3., 0., 2.]])
     """
-    if not 1 <= k <= z.shape[1]:
-        raise ValueError(f"k must lie in 1..{z.shape[1]}, the number of dimensions; got {k}")
-    kept = z.abs().topk(k, dim=1).indices
-    return torch.zeros_like(z).scatter(1, kept, z.gather(1, kept))
+    return top_ks(z, (k,))[0]
+
+
+def top_ks(z: Float[Tensor, "n d"], ks: Sequence[int]) -> list[Float[Tensor, "n d"]]:
+    """`top_k` for several k at once, which takes one search for the largest entries, not several.
+
+    Example:
+        >>> top_ks(torch.tensor([[3.0, 1.0, 2.0]]), (2, 1))
+        [tensor([[3., 0., 2.]]), tensor([[3., 0., 0.]])]
+    """
+    for k in ks:
+        if not 1 <= k <= z.shape[1]:
+            raise ValueError(f"k must lie in 1..{z.shape[1]}, the number of dimensions; got {k}")
+    # They come sorted: those for fewer are the first of those for more.
+    kept = z.abs().topk(max(ks), dim=1).indices
+    largest, none = z.gather(1, kept), torch.zeros_like(z)
+    return [none.scatter(1, kept[:, :k], largest[:, :k]) for k in ks]
 
 
 class _Exp(nn.Module):

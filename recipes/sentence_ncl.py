@@ -263,8 +263,9 @@ def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
     for k in cfg.csr_k:
         torch.manual_seed(cfg.seed)
         csr = SparseAutoencoder(h.shape[1], cfg.dims, k)
-        own = {"epochs": cfg.csr_epochs, "lr": cfg.csr_lr, "ema": None}
-        fit(csr, step, loader, replace(cfg, out=cfg.out / f"csr/{k}", **own))
+        out = cfg.out / f"csr/{k}"
+        own = replace(cfg, out=out, epochs=cfg.csr_epochs, lr=cfg.csr_lr, ema=None)
+        fit(csr, step, loader, own)
         found[f"csr@{k}"] = csr.cpu().codes
     return found
 

@@ -39,8 +39,8 @@ def lay_out(here: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     with warnings.catch_warnings():
-        # PyG's import warns of torch.jit, and of a part of its own.
-        warnings.simplefilter("ignore")
+        # PyG's import warns of torch.jit, as of the future or as deprecated.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated")
         from torch_geometric.data import Data
 
     torch.manual_seed(0)

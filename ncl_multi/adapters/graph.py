@@ -84,9 +84,9 @@ class GraphCL(
             if size < 1:
                 raise ValueError(f"{name} must be at least 1; got {size}")
         self.in_dim, self.directed = in_dim, directed
-        self.takes_sparse = encoder in _TAKE_SPARSE if isinstance(encoder, str) else False
-        self.own = not isinstance(encoder, str)
-        self.one_product = encoder in _ONE_PRODUCT if isinstance(encoder, str) else False
+        kind = encoder if isinstance(encoder, str) else None
+        self.own = kind is None
+        self.takes_sparse, self.one_product = kind in _TAKE_SPARSE, kind in _ONE_PRODUCT
         self.encoder: Any = encoder
         if isinstance(encoder, str):
             self.encoder = ENCODERS[encoder](
@@ -168,13 +168,13 @@ class GraphCL(
             ) from error
 
     def _encode(self, x: Tensor, edge_index: Tensor) -> Float[Tensor, "nodes h"]:
-        if self.own:
-            return self.encoder(x, edge_index)
         if self.one_product and edge_index.device.type == "cpu":
             # Half the time and memory of PyG's messages, one an edge. Not measured on a GPU.
             with torch.sparse.check_sparse_tensor_invariants(enable=False):
-                return self.encoder.act(self.encoder(x, adjacency(edge_index, x)))
-        return self.encoder.act(self.encoder(x, edge_index))
+                h = self.encoder(x, adjacency(edge_index, x))
+        else:
+            h = self.encoder(x, edge_index)
+        return h if self.own else self.encoder.act(h)
 
     def _of_batch(self, batch: Data, device: torch.device) -> Tensor:
         h = self._encode(batch.x.to(device), batch.edge_index.to(device))

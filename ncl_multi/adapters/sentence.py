@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ncl_multi.head import top_ks
 from ncl_multi.losses import info_nce, spectral
 
 Codes = Float[Tensor, "n d"]
@@ -17,12 +18,7 @@ Loss = Literal["info_nce", "spectral"]
 
 def at_each_k(z: Codes, ks: Sequence[int] | None) -> list[Tensor]:
     """The same codes cut to each number of entries; whole if there is nothing to cut to."""
-    if not ks:
-        return [z]
-    # The largest entries come sorted: those for fewer are the first of those for more.
-    kept = z.abs().topk(max(ks), dim=1).indices
-    largest, none = z.gather(1, kept), torch.zeros_like(z)
-    return [none.scatter(1, kept[:, :k], largest[:, :k]) for k in ks]
+    return top_ks(z, ks) if ks else [z]
 
 
 def contrast(columns: Sequence[Tensor], *, loss: Loss = "info_nce", temperature: float) -> Scalar:
