@@ -3,6 +3,7 @@
     python .ci/readme.py             every bash block of the README and recipes/README.md as
                                      it stands, in a new environment; hours, and NCL_DATA
     python .ci/readme.py --tables    only commands that print a table, of runs that are there
+    python .ci/readme.py README.md   only that page
 
 A table belongs to the bash block before it, whose output must hold it: the same names, and every
 figure within twice its spread, or a fifth where a figure has none.
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -67,16 +69,16 @@ def _value(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-def main(tables_only: bool) -> int:
+def main(tables_only: bool, pages: Sequence[str]) -> int:
     """Run the blocks one after another; the number of those that failed."""
     failed = 0
-    pages = "".join((ROOT / page).read_text() for page in PAGES)
+    text = "".join((ROOT / page).read_text() for page in pages)
     with tempfile.TemporaryDirectory() as folder:
         path = os.environ["PATH"]
         if not tables_only:
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             path = f"{folder}/bin:{path}"
-        for commands, said in blocks(pages):
+        for commands, said in blocks(text):
             joined = commands.replace("\\\n", " ").splitlines()
             wanted = [c for c in joined if not tables_only or c.startswith(PRINTS)]
             if not wanted:
@@ -88,10 +90,15 @@ def main(tables_only: bool) -> int:
             wrong = f"exit code {run.returncode}" if run.returncode else None
             if not wrong and said:
                 wrong = difference(said, run.stdout.splitlines())
-            print(f"{'FAILED' if wrong else 'ok    '} {wanted[-1]}", *filter(None, [wrong]))
+            print(
+                f"{'FAILED' if wrong else 'ok    '} {wanted[-1]}",
+                *filter(None, [wrong]),
+                flush=True,
+            )
             failed += bool(wrong)
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(tables_only="--tables" in sys.argv))
+    named = [page for page in sys.argv[1:] if page != "--tables"]
+    sys.exit(main("--tables" in sys.argv, named or PAGES))

@@ -120,7 +120,7 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
     from accelerate import PartialState
     from torch.utils.data import DataLoader
 
-    from ncl_multi import fit, gather, info_nce
+    from ncl_multi import fit, gather
     from ncl_multi.adapters.clip import NonNegClip
     from ncl_multi.adapters.clip_inputs import PixelPairs, tower_features
     from ncl_multi.adapters.clip_load import load_towers
@@ -151,12 +151,8 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
     def step(trained, batch):
         image, text, groups = train.draw(batch)
         z_image, z_text, temperature = trained(image, text)
-        groups = gather(groups)
-        loss = sum(
-            info_nce(gather(a), gather(b), temperature=temperature, groups=groups)
-            for a, b in model.heads.whole_and_cut(z_image, z_text)
-        )
-        return loss, z_image
+        everyone = gather(z_image), gather(z_text)
+        return model.heads.loss(*everyone, temperature, gather(groups)), z_image
 
     if cfg.finetune:
         train = PixelPairs(splits["train"], model.towers)

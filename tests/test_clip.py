@@ -17,7 +17,7 @@ from PIL import Image  # noqa: E402
 from small_recipes import ROOT, lay_out  # noqa: E402
 
 from ncl_multi import fit, info_nce, top_k  # noqa: E402
-from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss  # noqa: E402
+from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss, imitation  # noqa: E402
 from ncl_multi.adapters.clip_data import read_pairs  # noqa: E402
 from ncl_multi.adapters.clip_inputs import PixelPairs, TowerFeatures, tower_features  # noqa: E402
 from ncl_multi.adapters.clip_load import load_towers  # noqa: E402
@@ -216,17 +216,47 @@ def test_centred_heads_take_the_mean_of_the_given_features_off():
 def test_codes_are_whole_in_training_and_cut_to_k_when_they_serve():
     heads = ClipHeads(6, 5, 10, k=2)
     h_image, h_text = torch.randn(8, 6), torch.randn(8, 5)
-    z_image, z_text, _ = heads(h_image, h_text)
-    assert (z_image > 0).sum(dim=1).max() > 2
-    whole, cut = heads.whole_and_cut(z_image, z_text)
-    assert torch.equal(whole[1], z_text)
-    assert torch.equal(cut[0], top_k(z_image, 2))
+    assert (heads(h_image, h_text)[0] > 0).sum(dim=1).max() > 2
     heads.eval()
     for z in heads(h_image, h_text)[:2]:
         assert (z > 0).sum(dim=1).max() == 2
-    assert len(ClipHeads(6, 5, 10).whole_and_cut(z_image, z_text)) == 1
     with pytest.raises(ValueError, match=r"k must lie in 1\.\.10"):
         ClipHeads(6, 5, 10, k=11)
+
+
+def test_loss_is_of_whole_codes_of_cut_ones_and_of_how_the_cut_ones_differ():
+    heads = ClipHeads(6, 5, 10, k=3).double()
+    z = tuple(torch.rand(7, 10, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    t = torch.tensor(0.3, dtype=torch.float64)
+    cut = [top_k(side, 3) for side in z]
+    said, wanted = (
+        torch.stack([torch.stack([F.cosine_similarity(a, b, dim=0) for b in zb]) for a in za]) / t
+        for za, zb in (cut, z)
+    )
+    divergence = sum(
+        (w.softmax(0) * (w.log_softmax(0) - s.log_softmax(0))).sum()
+        for s, w in [*zip(said, wanted, strict=True), *zip(said.T, wanted.T, strict=True)]
+    )
+    naive = info_nce(*z, temperature=t) + info_nce(*cut, temperature=t) + divergence / 14
+    loss = heads.loss(*z, t)
+    assert torch.allclose(loss, naive, rtol=1e-12)
+    assert torch.equal(ClipHeads(6, 5, 10).loss(*z, t), info_nce(*z, temperature=t))
+
+
+def test_imitation_moves_the_pupil_alone_and_ends_where_both_are_alike():
+    pupil, teacher = (
+        tuple(torch.rand(9, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        for _ in range(2)
+    )
+    far = imitation(pupil, teacher, torch.tensor(0.1))
+    far.backward()
+    assert far > 0
+    assert all(z.grad is not None and z.grad.abs().sum() > 0 for z in pupil)
+    assert all(z.grad is None for z in teacher)
+    assert imitation(teacher, teacher, torch.tensor(0.1)).abs() < 1e-12
+    first = [tuple(z[:5] for z in views) for views in (pupil, teacher)]
+    most = imitation(pupil, teacher, torch.tensor(0.1), most=5)
+    assert torch.allclose(most, imitation(*first, torch.tensor(0.1)))
 
 
 def test_dropout_acts_in_training_only():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from safetensors.torch import load_model, save_model
 from scipy.sparse import csr_array
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from ncl_multi.dist import gather
 from ncl_multi.features import to_csr
 from ncl_multi.head import Activation, NonNegHead, top_k
 from ncl_multi.losses import InfoNCE, info_nce
+from ncl_multi.losses.checks import at_least_float32
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
@@ -51,7 +52,7 @@ class ClipHeads(nn.Module):
         activation: See `NonNegHead`; `none` is the signed twin.
         density: See `NonNegHead`.
         k: Keep the k largest entries of a row, once trained; in training codes come out whole, and
-            the loss should be taken of `whole_and_cut`, so that they are good at both.
+            `loss` makes them good at both.
         dropout: Share of the towers' features that is dropped in training. With few pairs, sparse
             heads learn them by heart without it.
         temperature: Where the learnt temperature starts.
@@ -127,20 +128,63 @@ class ClipHeads(nn.Module):
         self.image_mean.copy_(_unit(h_image).mean(dim=0))
         self.text_mean.copy_(_unit(h_text).mean(dim=0))
 
-    def whole_and_cut(
-        self, z_image: Float[Tensor, "n dims"], z_text: Float[Tensor, "n dims"]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """The codes a loss is taken of: as they are and, if there is a `k`, cut to it."""
-        whole = [(z_image, z_text)]
-        return (
-            whole if self.k is None else [*whole, (top_k(z_image, self.k), top_k(z_text, self.k))]
-        )
+    def loss(
+        self,
+        z_image: Float[Tensor, "n dims"],
+        z_text: Float[Tensor, "n dims"],
+        temperature: Scalar,
+        groups: Int[Tensor, " n"] | None = None,
+    ) -> Scalar:
+        """InfoNCE of codes and, if there is a `k`, of the same codes cut to it.
+
+        Cut codes have fewer entries to generalise with, so they also learn from the whole ones
+        how near each image is to the texts of the others.
+        """
+        loss = info_nce(z_image, z_text, temperature=temperature, groups=groups)
+        if self.k is None:
+            return loss
+        cut = top_k(z_image, self.k), top_k(z_text, self.k)
+        loss = loss + info_nce(*cut, temperature=temperature, groups=groups)
+        return loss + imitation(cut, (z_image, z_text), temperature)
 
     def _serve(self, z: Tensor) -> Tensor:
         return z if self.training or self.k is None else top_k(z, self.k)
 
     def _prepare(self, h: Tensor, mean: Tensor) -> Tensor:
         return F.dropout(_unit(h) - mean, self.dropout, self.training)
+
+
+def imitation(
+    pupil: tuple[Tensor, Tensor],
+    teacher: tuple[Tensor, Tensor],
+    temperature: Scalar,
+    *,
+    most: int = 2048,
+) -> Scalar:
+    """How far one pair of views is from another in what its rows take for their partners.
+
+    The mean, over rows and both ways round, of the Kullback-Leibler divergence of the softmax of
+    cosines. No gradient goes to the teacher. Keeps all logits of the first `most` rows, which are
+    enough to learn from in a larger batch.
+    """
+    with torch.no_grad():
+        wanted = _logits(*teacher, temperature, most)
+    given = _logits(*pupil, temperature, most)
+    both = (
+        F.kl_div(
+            given.log_softmax(side), wanted.log_softmax(side), log_target=True, reduction="sum"
+        )
+        for side in (0, 1)
+    )
+    return sum(both, given.new_zeros(())) / (2 * len(given))
+
+
+def _logits(za: Tensor, zb: Tensor, temperature: Scalar, most: int) -> Float[Tensor, "m m"]:
+    """Cosines over temperature. The product is divided, not the rows, which are much larger."""
+    with torch.autocast(za.device.type, enabled=False):
+        za, zb = (at_least_float32(z[:most]) for z in (za, zb))
+        lengths = (torch.linalg.vector_norm(z, dim=1).clamp_min(1e-12) for z in (za, zb))
+        return za @ zb.T / torch.outer(*lengths) / temperature
 
 
 class NonNegClip(
