@@ -9,14 +9,23 @@ Usage:
     python evals/speed.py stream
 """
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tyro
+
+
+def need(*modules: str) -> None:
+    """End with what to install if one of those that ours stands beside is missing."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        sys.exit(f"needs {', '.join(missing)}: pip install -e '.[bench]'")
 
 
 class Cost(NamedTuple):
@@ -42,6 +51,7 @@ def losses(
         repeats: Calls of which the fastest counts.
         out: File for the figures.
     """
+    need("open_clip", "lightly")
     from tqdm import tqdm
 
     from ncl_multi.report import table, write_json
@@ -86,6 +96,7 @@ def graph(
         repeats: Steps of which the fastest counts; one where a step takes long.
         out: File for the figures.
     """
+    need("GCL")
     from tqdm import tqdm
 
     from ncl_multi.report import table, write_json
@@ -129,6 +140,7 @@ def search(
         queries: Searches, of which the median counts.
         out: File for the figures.
     """
+    need("faiss", "seismic")
     from tqdm import tqdm
 
     from ncl_multi.report import table, write_json
@@ -333,14 +345,11 @@ def _one_tile() -> Callable[..., Any]:
 
 def _pygcl() -> Callable[..., Any]:
     """PyGCL's GRACE. Its own package file asks for compiled parts which this loss does not use."""
-    import sys
-    from importlib.util import find_spec
     from types import ModuleType
 
     package, scatter = ModuleType("GCL"), ModuleType("torch_scatter")
     found = find_spec("GCL")
-    if found is None:
-        raise ModuleNotFoundError("needs PyGCL: pip install --no-deps PyGCL==0.1.2")
+    assert found is not None
     package.__path__, scatter.scatter = list(found.submodule_search_locations or ()), None
     sys.modules |= {"GCL": package, "torch_scatter": scatter}
     from GCL.losses import InfoNCE

@@ -7,6 +7,7 @@ the generators are seeded anew before each step.
 
 import dataclasses
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -83,6 +84,15 @@ class TrainConfig:
     """Steps between two checkpoints."""
     track: Literal["none", "tensorboard", "wandb"] = "none"
     """Also send the log to TensorBoard or Weights & Biases."""
+
+    @property
+    def rows_seen(self) -> int | None:
+        """The most rows that a run of so many `steps` can see; None if it is `epochs` that count.
+
+        For a short run not to wait for the features of others. Known before processes have met.
+        """
+        together = self.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
+        return None if self.steps is None else self.steps * together
 
 
 def fit(

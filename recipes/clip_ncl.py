@@ -7,7 +7,6 @@ Usage:
     torchrun --nproc-per-node 8 recipes/clip_ncl.py --data <folder> --model ViT-B-32 --finetune
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +80,8 @@ def main(cfg: Config) -> None:
     if cfg.validation:
         rest, held = splits["train"].hold_out(cfg.validation)
         splits = {"train": rest, "validation": held}
-    if cfg.steps is not None:
-        # A short run sees no more images than these: do not wait for features of the others.
-        seen = cfg.steps * cfg.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
-        splits = {name: own.at_most(seen) for name, own in splits.items()}
+    if cfg.rows_seen is not None:
+        splits = {name: own.at_most(cfg.rows_seen) for name, own in splits.items()}
     found = {"NCL": train_and_judge(cfg, splits)}
     if cfg.twin:
         found["twin"] = train_and_judge(twin_of(cfg), splits)

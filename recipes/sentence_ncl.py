@@ -6,7 +6,6 @@ Usage:
     python recipes/sentence_ncl.py --data pairs.csv --texts none --finetune --lr 2e-5
 """
 
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -92,10 +91,7 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import table, write_json
     from ncl_multi.train import twin_of
 
-    # A short run sees no more examples than these: do not wait for features of the others.
-    together = int(os.environ.get("WORLD_SIZE", 1))
-    most = None if cfg.steps is None else cfg.steps * cfg.batch_size * together
-    corpus = Corpus.read(cfg.data, cfg.limit, cfg.texts, cfg.documents, most)
+    corpus = Corpus.read(cfg.data, cfg.limit, cfg.texts, cfg.documents, cfg.rows_seen)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
     bare = wrap(source, pooling=cfg.pooling)
     cfg = replace(cfg, dims=cfg.dims or 2 * bare.encoder.width)
