@@ -8,6 +8,7 @@ Example:
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,14 @@ class ClipHeads(nn.Module):
         Cut codes have fewer entries to generalise with, so they also learn from the whole ones
         how near each image is to the texts of the others.
         """
-        loss = info_nce(z_image, z_text, temperature=temperature, groups=groups)
+        whole = z_image, z_text
+        contrast = partial(info_nce, temperature=temperature, groups=groups)
         if self.k is None:
-            return loss
+            return contrast(*whole)
         cut = top_k(z_image, self.k), top_k(z_text, self.k)
-        loss = loss + info_nce(*cut, temperature=temperature, groups=groups)
-        return loss + imitation(cut, (z_image, z_text), temperature)
+        # Gradients go the other way round, and `imitation` needs the least room beside the others.
+        loss = imitation(cut, whole, temperature)
+        return loss + contrast(*cut) + contrast(*whole)
 
     def _serve(self, z: Tensor) -> Tensor:
         return z if self.training or self.k is None else top_k(z, self.k)
