@@ -38,6 +38,13 @@ def test_one_line_example_runs(script, capsys):
     assert "nan" not in capsys.readouterr().out
 
 
+def test_speed_says_what_to_install_to_stand_beside():
+    need = runpy.run_path(str(ROOT / "evals/speed.py"), run_name="script")["need"]
+    need("torch")
+    with pytest.raises(SystemExit, match=r"needs no_such_rival: pip install -e '\.\[bench\]'"):
+        need("torch", "no_such_rival")
+
+
 def readme_check():
     return runpy.run_path(str(ROOT / ".ci/readme.py"), run_name="script")
 

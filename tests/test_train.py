@@ -331,3 +331,10 @@ def test_tensorboard_gets_the_log(tmp_path):
     pytest.importorskip("tensorboard")
     run(tmp_path, track="tensorboard", log_every=2)
     assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+def test_rows_seen_are_those_of_all_processes_and_of_steps_alone(monkeypatch):
+    assert TrainConfig(epochs=3).rows_seen is None
+    assert TrainConfig(steps=5, batch_size=4).rows_seen == 20
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert TrainConfig(steps=5, batch_size=4).rows_seen == 40
