@@ -64,7 +64,7 @@ class Config(TrainConfig):
     """Train the encoder too; otherwise it is frozen and its features are cached."""
     csr_k: tuple[int, ...] = (8, 16, 32, 64)
     """Also train sentence-transformers' CSR, once for each k, same data and width; none to not."""
-    csr_epochs: int = 7
+    csr_epochs: int = 10
     """Passes over the data for each of them; with four k, ours takes as many for all together."""
     csr_lr: float = 1e-3
     """Highest learning rate of CSR."""
@@ -72,7 +72,7 @@ class Config(TrainConfig):
     """Also train the signed twin, with the same seed and budget."""
     onnx: bool = False
     """Also write `model.onnx`."""
-    epochs: int = 28
+    epochs: int = 40
     batch_size: int = 256
     """Examples per process."""
     lr: float = 3e-3
