@@ -189,7 +189,7 @@ class NonNegHead(nn.Module):
 
 @torch.no_grad()
 def sparse_axes(
-    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None, steps: int = 40
+    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None, steps: int = 60
 ) -> Float[Tensor, "d d"]:
     """The rotation, an axis a row, that makes unit rows sparse: their fourth powers are largest.
 

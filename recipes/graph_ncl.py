@@ -49,16 +49,20 @@ class Config(TrainConfig):
     """Width of the encoder's output; its first layer is twice as wide."""
     encoder_activation: str | None = None
     """Activation after both layers of the encoder, any name PyG knows."""
-    dims: int = 2048
+    dims: int = 4096
     """Number of non-negative features."""
     loss: Literal["info_nce", "spectral"] = "info_nce"
     """`spectral` costs time linear in the nodes, so that all may be negatives of all."""
     activation: str = "relu"
     """What makes the features non-negative; `none` trains the signed twin alone."""
-    density: float | None = 0.05
+    density: float | None = 0.016
     """Share of nodes each dimension fires for."""
     k: int | None = None
     """Keep only the k largest features of a node."""
+    signed: float = 3.0
+    """Weight of the same contrast of a signed head, from which the encoder learns as well."""
+    reconstruction: float = 3.0
+    """Weight of rebuilding the encoder's features from the codes, linearly."""
     temperature: float | None = None
     """Of `info_nce`; lower looks harder at the closest rivals."""
     drop_edges: tuple[float, float] | None = None
@@ -127,7 +131,7 @@ def run(cfg: Config, data: Any, items: list[str], classes: list[str] | None) -> 
     from torch.utils.data import DataLoader
 
     from ncl_multi import Features, fit, gather, info_nce, spectral
-    from ncl_multi.adapters.graph import GraphCL
+    from ncl_multi.adapters.graph import GraphCL, Learner, lost
     from ncl_multi.adapters.graph_sampling import neighbor_loader
     from ncl_multi.adapters.graph_views import Adaptive, view
     from ncl_multi.report import write_json
@@ -153,21 +157,33 @@ def run(cfg: Config, data: Any, items: list[str], classes: list[str] | None) -> 
             kept[nodes.device] = model.features(here), here.edge_index, by_degree
         return *kept[nodes.device], nodes
 
-    def step(model, nodes):
+    def contrast(za, zb):
+        if cfg.loss == "spectral":
+            return spectral(za, zb)
+        return info_nce(za, zb, temperature=cfg.temperature, within_view=True)
+
+    def step(learner, nodes):
         x, edge_index, by_degree, rows = graph_of(nodes)
         views = [
             view(x, edge_index, edges=edges, features=features, adaptive=by_degree)
             for edges, features in zip(cfg.drop_edges, cfg.drop_features, strict=True)
         ]
-        za, zb = model(*views, rows=rows)
-        if cfg.loss == "spectral":
-            return spectral(gather(za), gather(zb)), za
-        loss = info_nce(gather(za), gather(zb), temperature=cfg.temperature, within_view=True)
-        return loss, za
+        codes, signed, rebuilt = learner(*views, rows=rows)
+        loss = contrast(*map(gather, codes))
+        if signed:
+            loss = loss + cfg.signed * contrast(*map(gather, signed))
+        for pair in rebuilt:
+            loss = loss + cfg.reconstruction / 2 * lost(*map(gather, pair))
+        return loss, codes[0]
 
     loader = DataLoader(torch.arange(data.num_nodes), cfg.batch_size, shuffle=True, drop_last=True)
     adam = lambda weights: torch.optim.Adam(weights, cfg.lr, weight_decay=cfg.weight_decay)  # noqa: E731
-    model = fit(model, step, loader, cfg, optimizer=adam)
+    # The twin is signed and forgets nothing.
+    helped = cfg.activation != "none"
+    learner = Learner(
+        model, signed=helped and cfg.signed > 0, rebuild=helped and cfg.reconstruction > 0
+    )
+    fit(learner, step, loader, cfg, optimizer=adam)
     model.save_pretrained(cfg.out / "model")
     about = {
         "model": cfg.model, "data": cfg.data, "split": "all", "seed": cfg.seed,

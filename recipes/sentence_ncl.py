@@ -24,7 +24,7 @@ class Config(TrainConfig):
     out: Path = Path("runs/sentence_ncl")
     data: str = "snli"
     """`snli`; a csv or jsonl of sentences, pairs or triplets; or `hf:<name>` from the hub."""
-    limit: int | None = 2000
+    limit: int | None = 8000
     """Use the first so many examples of `data`; None for all."""
     texts: Literal["stsb", "none"] = "stsb"
     """Also learn from these pairs and what people say of them: the STS-B training split."""
@@ -52,8 +52,10 @@ class Config(TrainConfig):
     """Weight of the loss of pairs and triplets; sentences alone are paired with a noisy copy."""
     agree: float = 0.3
     """Weight of the correlation between the cosines of codes and those of the encoder."""
-    scored: float = 1.0
+    scored: float = 0.5
     """Weight of the correlation with people's scores; 0 takes the sentences without them."""
+    search: float = 1.0
+    """Weight of ranking `documents` by their own sentences as the encoder does."""
     neighbours: int = 64
     """Some of the pairs that should agree are a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
@@ -64,15 +66,15 @@ class Config(TrainConfig):
     """Train the encoder too; otherwise it is frozen and its features are cached."""
     csr_k: tuple[int, ...] = (8, 16, 32, 64)
     """Also train sentence-transformers' CSR, once for each k, same data and width; none to not."""
-    csr_epochs: int = 10
-    """Passes over the data for each of them; with four k, ours takes as many for all together."""
+    csr_steps: int = 75
+    """Steps for each of them; with four k, ours takes as many for all together."""
     csr_lr: float = 1e-3
     """Highest learning rate of CSR."""
     twin: bool = False
     """Also train the signed twin, with the same seed and budget."""
     onnx: bool = False
     """Also write `model.onnx`."""
-    epochs: int = 40
+    epochs: int = 10
     batch_size: int = 256
     """Examples per process."""
     lr: float = 3e-3
@@ -124,7 +126,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     from torch.nn import functional as F
     from torch.utils.data import DataLoader
 
-    from ncl_multi import fit, gather, wrap
+    from ncl_multi import fit, gather, imitation, wrap
     from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast
     from ncl_multi.adapters.sentence_data import Neighbours, Rows
 
@@ -141,11 +143,12 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     around = Neighbours(h, torch.arange(len(h)), cfg.neighbours)
     among = Neighbours(h, corpus.documents, cfg.neighbours)
     if cfg.hidden_dim is None:
-        some = torch.randperm(len(h))[:4096]
-        # All documents together count as much as all sentences.
-        parts = [part for part in (some, corpus.documents) if len(part)]
-        weight = torch.cat([torch.full((len(part),), 1 / len(part)) for part in parts])
-        model.head.start_on(h[torch.cat(parts)], weight)
+        # Documents and their passages together count as much as all sentences.
+        searched = [part for part in (corpus.documents, corpus.passages) if len(part)]
+        weight = torch.full((len(h),), 1 / len(h))
+        for part in searched:
+            weight[part] += 1 / len(searched) / len(part)
+        model.head.start_on(h, weight)
 
     def step(trained, batch):
         columns = list(batch.cpu().unbind(dim=1))
@@ -153,6 +156,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
             columns *= 2
         first, second, scores = corpus.draw_pairs(2 * len(batch))
         drawn = (first, second, *around.draw(2 * len(batch)), *among.draw(2 * len(batch)))
+        drawn += corpus.draw_search(len(batch))
         rows = torch.cat([*columns, *drawn])
         wanted = h[rows].to(batch.device)
         if cfg.finetune:
@@ -164,9 +168,8 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         z, rebuild = trained(given)
         sizes = [len(part) for part in (*columns, *drawn)]
         scores = gather(scores.to(batch.device))
-        cosines = [
-            F.cosine_similarity(*pair) for pair in pairs_of([*map(gather, wanted.split(sizes))])
-        ]
+        teachers = [*map(gather, wanted.split(sizes))]
+        cosines = [F.cosine_similarity(*pair) for pair in pairs_of(teachers)]
         total = z.new_zeros(())
         for at_k, counts in zip(at_each_k(z, learner.ks), weights, strict=True):
             parts = [*map(gather, at_k.split(sizes))]
@@ -182,7 +185,13 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
             if rebuild is not None:
                 loss = loss + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
             total = total + counts * loss
-        return total / len(weights), z
+        total = total / len(weights)
+        if len(corpus.passages):
+            # With as many entries as are served: which documents are near what may be asked.
+            asked, found = parts[-2:]
+            near = imitation((asked, found), (teachers[-2], teachers[-1]), cfg.temperature)
+            total = total + cfg.search * near
+        return total, z
 
     loader = DataLoader(
         Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True
@@ -202,7 +211,7 @@ def pairs_of(parts: list[Any]) -> list[tuple[Any, Any]]:
     """
     from torch import cat
 
-    *examples, first, second, near, far, text, alike = parts
+    *examples, first, second, near, far, text, alike, _, _ = parts
     left = cat([examples[0], examples[0], near, first, near])
     right = cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
     # Of documents also the near ones alone: which of them comes first is what search is about.
@@ -260,7 +269,8 @@ def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
         torch.manual_seed(cfg.seed)
         csr = SparseAutoencoder(h.shape[1], cfg.dims, k)
         out = cfg.out / f"csr/{k}"
-        own = replace(cfg, out=out, epochs=cfg.csr_epochs, lr=cfg.csr_lr, ema=None)
+        steps = min(cfg.csr_steps, cfg.steps or cfg.epochs * len(loader))
+        own = replace(cfg, out=out, steps=steps, lr=cfg.csr_lr, ema=None)
         fit(csr, step, loader, own)
         found[f"csr@{k}"] = csr.cpu().codes
     return found

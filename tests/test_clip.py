@@ -17,7 +17,7 @@ from PIL import Image  # noqa: E402
 from small_recipes import ROOT, lay_out  # noqa: E402
 
 from ncl_multi import fit, info_nce, top_k  # noqa: E402
-from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss, imitation  # noqa: E402
+from ncl_multi.adapters.clip import ClipHeads, NonNegClip, NonNegClipLoss  # noqa: E402
 from ncl_multi.adapters.clip_data import read_pairs  # noqa: E402
 from ncl_multi.adapters.clip_inputs import PixelPairs, TowerFeatures, tower_features  # noqa: E402
 from ncl_multi.adapters.clip_load import load_towers  # noqa: E402
@@ -241,22 +241,6 @@ def test_loss_is_of_whole_codes_of_cut_ones_and_of_how_the_cut_ones_differ():
     loss = heads.loss(*z, t)
     assert torch.allclose(loss, naive, rtol=1e-12)
     assert torch.equal(ClipHeads(6, 5, 10).loss(*z, t), info_nce(*z, temperature=t))
-
-
-def test_imitation_moves_the_pupil_alone_and_ends_where_both_are_alike():
-    pupil, teacher = (
-        tuple(torch.rand(9, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-        for _ in range(2)
-    )
-    far = imitation(pupil, teacher, torch.tensor(0.1))
-    far.backward()
-    assert far > 0
-    assert all(z.grad is not None and z.grad.abs().sum() > 0 for z in pupil)
-    assert all(z.grad is None for z in teacher)
-    assert imitation(teacher, teacher, torch.tensor(0.1)).abs() < 1e-12
-    first = [tuple(z[:5] for z in views) for views in (pupil, teacher)]
-    most = imitation(pupil, teacher, torch.tensor(0.1), most=5)
-    assert torch.allclose(most, imitation(*first, torch.tensor(0.1)))
 
 
 def test_dropout_acts_in_training_only():

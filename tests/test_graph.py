@@ -16,7 +16,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import to_undirected
 
 from ncl_multi import Features
-from ncl_multi.adapters.graph import ENCODERS, GraphCL
+from ncl_multi.adapters.graph import ENCODERS, GraphCL, Learner, lost
 from ncl_multi.adapters.graph_data import check, describe, lean, load_graph, prepare
 from ncl_multi.adapters.graph_sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph_scores import (
@@ -204,6 +204,35 @@ class OneLayer(nn.Module):
 
     def forward(self, x, edge_index):
         return self.conv(x, edge_index)
+
+
+def test_what_helps_to_learn_leaves_the_codes_alone(graph):
+    model = GraphCL(graph.num_features, 16, hidden_dim=8).eval()
+    learner = Learner(model, signed=True, rebuild=True).eval()
+    views = [(graph.x, graph.edge_index)] * 2
+    codes, signed, rebuilt = learner(*views)
+    for z, plain in zip(codes, model(*views), strict=True):
+        assert torch.equal(z, plain)
+    assert all(bool((z < 0).any()) for z in signed)
+    assert [pair[0].shape for pair in rebuilt] == [h.shape for h in model.embed(*views)]
+    assert Learner(model)(*views)[1:] == ((), ())
+
+
+def test_rebuilding_teaches_the_head_and_not_the_features(graph):
+    learner = Learner(GraphCL(graph.num_features, 16, hidden_dim=8), rebuild=True)
+    h = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
+    rebuilt = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
+    wanted = [row - h.mean(dim=0) for row in h]
+    by_hand = sum(
+        1 - (a @ b / (a.norm() * b.norm())).item() for a, b in zip(rebuilt, wanted, strict=True)
+    )
+    loss = lost(rebuilt, h)
+    assert loss.item() == pytest.approx(by_hand / 9, rel=1e-9)
+    loss.backward()
+    assert h.grad is None
+    _, _, (pair,) = learner((graph.x, graph.edge_index))
+    lost(*pair).backward()
+    assert learner.model.head.out.weight.grad.abs().sum() > 0
 
 
 def test_a_model_comes_back_from_disk_as_it_was(graph, tmp_path):

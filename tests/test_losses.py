@@ -17,6 +17,7 @@ from ncl_multi.losses import (
     InfoNCE,
     NonNegCrossEntropy,
     Spectral,
+    imitation,
     info_nce,
     nonneg_cross_entropy,
     spectral,
@@ -367,3 +368,39 @@ def test_other_bad_input_is_refused_in_words(unchecked):
             nonneg_cross_entropy(z, weight, labels)
     with pytest.raises(ValueError, match="at least one row"):
         nonneg_cross_entropy(za[:0], zb, y[:0])
+
+
+# Imitation
+
+
+def test_imitation_is_its_formula_for_sides_of_any_length():
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((4, 3), (6, 3), (4, 5), (6, 5))
+    za, zb, ha, hb = (torch.randn(s, generator=draw, dtype=torch.float64) for s in shapes)
+    cosine = lambda a, b: float(a @ b / (a.norm() * b.norm()))  # noqa: E731
+    total = 0.0
+    for (mine, others), (right, rights) in (((za, zb), (ha, hb)), ((zb, za), (hb, ha))):
+        for row, wanted in zip(mine, right, strict=True):
+            given = [math.exp(cosine(row, other) / 0.3) for other in others]
+            truth = [math.exp(cosine(wanted, other) / 0.3) for other in rights]
+            p = [t / sum(truth) for t in truth]
+            q = [g / sum(given) for g in given]
+            apart = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+            total += apart / (2 * len(mine))
+    assert imitation((za, zb), (ha, hb), 0.3).item() == pytest.approx(total, rel=1e-9)
+
+
+def test_imitation_moves_the_pupil_alone_and_ends_where_both_are_alike():
+    pupil, teacher = (
+        tuple(torch.rand(9, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        for _ in range(2)
+    )
+    far = imitation(pupil, teacher, torch.tensor(0.1))
+    far.backward()
+    assert far > 0
+    assert all(z.grad is not None and z.grad.abs().sum() > 0 for z in pupil)
+    assert all(z.grad is None for z in teacher)
+    assert imitation(teacher, teacher, torch.tensor(0.1)).abs() < 1e-12
+    first = [tuple(z[:5] for z in views) for views in (pupil, teacher)]
+    most = imitation(pupil, teacher, torch.tensor(0.1), most=5)
+    assert torch.allclose(most, imitation(*first, torch.tensor(0.1)))

@@ -25,8 +25,10 @@ from ncl_multi.adapters.sentence import (
 )
 from ncl_multi.adapters.sentence_compare import compare, principal_axes
 from ncl_multi.adapters.sentence_data import (
+    Corpus,
     Neighbours,
     nearest,
+    passages_of,
     plain,
     read_documents,
     read_examples,
@@ -116,6 +118,30 @@ def test_documents_are_the_lines_of_a_file(tmp_path):
     assert read_documents(str(tmp_path / "texts.txt")) == ["one text", " another "]
     with pytest.raises(ValueError, match="cranfield or a text file; got nowhere"):
         read_documents("nowhere")
+
+
+def test_passages_of_documents_stand_for_what_may_be_asked(tmp_path):
+    (tmp_path / "pairs.csv").write_text("anchor,positive\na small cat,the small cat\n")
+    text = "One sentence of five words. Short. Another sentence of five words? Yes."
+    (tmp_path / "texts.txt").write_text(f"{text}\nThe second document is one sentence\n")
+    corpus = Corpus.read(str(tmp_path / "pairs.csv"), None, documents=str(tmp_path / "texts.txt"))
+    asked, found = corpus.draw_search(50)
+    assert (len(asked), len(found)) == (50, 150)
+    assert {corpus.sentences[row] for row in asked} == {
+        "One sentence of five words.",
+        "Another sentence of five words?",
+        "The second document is one sentence",
+    }
+    assert {corpus.sentences[row] for row in found} == set(
+        read_documents(str(tmp_path / "texts.txt"))
+    )
+    assert len(passages_of("One sentence of five words. " * 40)) == 4
+
+
+def test_without_documents_nothing_is_asked(tmp_path):
+    (tmp_path / "pairs.csv").write_text("anchor,positive\na small cat,the small cat\n")
+    asked, found = Corpus.read(str(tmp_path / "pairs.csv"), None).draw_search(50)
+    assert len(asked) == len(found) == 0
 
 
 def test_contrast_of_pairs_is_info_nce():

@@ -25,8 +25,7 @@ from ncl_multi.atomic import atomic
 from ncl_multi.dist import gather
 from ncl_multi.features import to_csr
 from ncl_multi.head import Activation, NonNegHead, top_k
-from ncl_multi.losses import InfoNCE, info_nce
-from ncl_multi.losses.checks import at_least_float32
+from ncl_multi.losses import InfoNCE, imitation, info_nce
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
@@ -155,39 +154,6 @@ class ClipHeads(nn.Module):
 
     def _prepare(self, h: Tensor, mean: Tensor) -> Tensor:
         return F.dropout(_unit(h) - mean, self.dropout, self.training)
-
-
-def imitation(
-    pupil: tuple[Tensor, Tensor],
-    teacher: tuple[Tensor, Tensor],
-    temperature: Scalar,
-    *,
-    most: int = 2048,
-) -> Scalar:
-    """How far one pair of views is from another in what its rows take for their partners.
-
-    The mean, over rows and both ways round, of the Kullback-Leibler divergence of the softmax of
-    cosines. No gradient goes to the teacher. Keeps all logits of the first `most` rows, which are
-    enough to learn from in a larger batch.
-    """
-    with torch.no_grad():
-        wanted = _logits(*teacher, temperature, most)
-    given = _logits(*pupil, temperature, most)
-    both = (
-        F.kl_div(
-            given.log_softmax(side), wanted.log_softmax(side), log_target=True, reduction="sum"
-        )
-        for side in (0, 1)
-    )
-    return sum(both, given.new_zeros(())) / (2 * len(given))
-
-
-def _logits(za: Tensor, zb: Tensor, temperature: Scalar, most: int) -> Float[Tensor, "m m"]:
-    """Cosines over temperature. The product is divided, not the rows, which are much larger."""
-    with torch.autocast(za.device.type, enabled=False):
-        za, zb = (at_least_float32(z[:most]) for z in (za, zb))
-        lengths = (torch.linalg.vector_norm(z, dim=1).clamp_min(1e-12) for z in (za, zb))
-        return za @ zb.T / torch.outer(*lengths) / temperature
 
 
 class NonNegClip(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ncl_multi.adapters.graph_data import adjacency, lean, prepare
 from ncl_multi.adapters.graph_sampling import neighbor_loader
@@ -101,8 +102,14 @@ class GraphCL(
 
         All views in one call, since DDP counts calls. Each is normalised by itself.
         """
+        return tuple(map(self.head, self.embed(*views, rows=rows)))
+
+    def embed(
+        self, *views: View, rows: Int[Tensor, " n"] | None = None
+    ) -> list[Float[Tensor, "n h"]]:
+        """What the encoder gives for every view, before the head."""
         encoded = [self._encode(*view) for view in views]
-        return tuple(self.head(h if rows is None else h[rows]) for h in encoded)
+        return encoded if rows is None else [h[rows] for h in encoded]
 
     @torch.no_grad()
     def encode(
@@ -139,7 +146,7 @@ class GraphCL(
             z = self.head(h) if output == "head" else h
         finally:
             self.train(training)
-        return nn.functional.normalize(z.float(), dim=1) if dense else to_csr(z)
+        return F.normalize(z.float(), dim=1) if dense else to_csr(z)
 
     def features(self, data: Data) -> Tensor:
         """The nodes' features, sparse where that is faster for this encoder."""
@@ -179,3 +186,50 @@ class GraphCL(
     def _of_batch(self, batch: Data, device: torch.device) -> Tensor:
         h = self._encode(batch.x.to(device), batch.edge_index.to(device))
         return h[: batch.batch_size]
+
+
+class Learner(nn.Module):
+    """What is trained: a model, and two parts that help it to learn and are gone afterwards.
+
+    Sparse codes alone teach an encoder less than signed ones do, and forget some of what it knows.
+    So a signed head contrasts the same nodes, for the encoder's sake, and a linear map rebuilds the
+    encoder's features from the codes, for the head's.
+
+    Args:
+        model: Gives the codes.
+        signed: With a signed head.
+        rebuild: With a map from codes to features.
+    """
+
+    def __init__(self, model: GraphCL, *, signed: bool = False, rebuild: bool = False):
+        super().__init__()
+        width, dims = model.head.in_dim, model.head.out_dim
+        self.model = model
+        self.signed = NonNegHead(width, dims, activation="none") if signed else None
+        self.rebuild = nn.Linear(dims, width) if rebuild else None
+
+    def forward(
+        self, *views: View, rows: Int[Tensor, " n"] | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]:
+        """Codes; signed codes, or none; rebuilt and true features, or none: of every view."""
+        embedded = self.model.embed(*views, rows=rows)
+        codes = tuple(map(self.model.head, embedded))
+        signed = () if self.signed is None else tuple(map(self.signed, embedded))
+        rebuilt: tuple[Tensor, ...] = ()
+        if self.rebuild is not None:
+            rebuilt = tuple(self.rebuild(F.normalize(z, dim=1)) for z in codes)
+        return codes, signed, tuple(zip(rebuilt, embedded, strict=False))
+
+
+def lost(rebuilt: Float[Tensor, "n h"], h: Float[Tensor, "n h"]) -> Float[Tensor, ""]:
+    """One minus the mean cosine of features, less their mean, and what was rebuilt of them.
+
+    No gradient goes to the features: the codes are to follow them, not the other way round.
+
+    Example:
+        >>> h = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+        >>> round(lost(h - h.mean(dim=0), h).item(), 6)
+        0.0
+    """
+    wanted = h.detach() - h.detach().mean(dim=0)
+    return 1 - F.cosine_similarity(rebuilt, wanted).mean()

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ _COLUMNS = ("anchor", "positive", "negative")
 class Corpus:
     """Sentences, each once; examples and pairs are rows of them, `scores` what people say of pairs.
 
-    `documents` are rows of texts that are to be searched, of which nothing else is known.
+    `documents` are rows of texts that are to be searched, of which nothing else is known, and
+    `passages` of some sentences of theirs, which stand for what may be asked.
     """
 
     sentences: list[str]
@@ -37,6 +39,7 @@ class Corpus:
     pairs: Tensor
     scores: Tensor
     documents: Tensor
+    passages: Tensor
 
     @classmethod
     def read(
@@ -69,6 +72,7 @@ class Corpus:
 
         searched = [(text,) for text in read_documents(documents)[:most]] if documents else []
         searched = [row for row in searched if new(row)]
+        asked = [(part,) for (text,) in searched for part in passages_of(text) if new((part,))]
         kept = [row for row in examples if new(row)]
         scored = [(row, score) for row, score in zip(pairs, scores, strict=True) if new(row)]
         dropped = len(examples) + len(pairs) - len(kept) - len(scored)
@@ -81,20 +85,27 @@ class Corpus:
         number: dict[str, int] = {}
         numbered = [
             torch.tensor([[number.setdefault(s, len(number)) for s in row] for row in rows])
-            for rows in (kept, [row for row, _ in scored], searched)
+            for rows in (kept, [row for row, _ in scored], searched, asked)
         ]
         return cls(
             list(number),
             numbered[0],
             numbered[1].view(-1, 2).long(),
             torch.tensor([score for _, score in scored]),
-            numbered[2].flatten().long(),
+            *(rows.flatten().long() for rows in numbered[2:]),
         )
 
     def draw_pairs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of the two sides of random pairs, and their scores; none if there are none."""
         drawn = torch.randint(max(1, len(self.pairs)), (count if len(self.pairs) else 0,))
         return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
+
+    def draw_search(self, count: int) -> tuple[Tensor, Tensor]:
+        """Rows of random passages and of three times as many documents; none if there are none."""
+        some = count if len(self.passages) else 0
+        asked = torch.randint(max(1, len(self.passages)), (some,))
+        found = torch.randint(max(1, len(self.documents)), (3 * some,))
+        return self.passages[asked], self.documents[found]
 
 
 def nearest(h: Tensor, count: int) -> Tensor:
@@ -219,6 +230,18 @@ def read_documents(source: str) -> list[str]:
     if not Path(source).is_file():
         raise ValueError(f"documents must be cranfield or a text file; got {source}")
     return [line for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def passages_of(document: str, most: int = 4) -> list[str]:
+    """The first sentence of a text and others spread over it, of five words or more.
+
+    Example:
+        >>> passages_of("A wing in a slipstream. Yes. It was tested in a tunnel.")
+        ['A wing in a slipstream.', 'It was tested in a tunnel.']
+    """
+    parts = re.split(r"(?<=[.?!])\s+", document)
+    parts = [part for part in parts if len(part.split()) >= 5]
+    return parts[:: max(1, -(-len(parts) // most))]
 
 
 def plain(sentence: str) -> str:

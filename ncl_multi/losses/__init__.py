@@ -1,5 +1,6 @@
 """Contrastive and supervised objectives: pure functions, and thin modules that call them."""
 
+from ncl_multi.losses.imitation import imitation
 from ncl_multi.losses.info_nce import InfoNCE, info_nce
 from ncl_multi.losses.nonneg_cross_entropy import NonNegCrossEntropy, nonneg_cross_entropy
 from ncl_multi.losses.spectral import Spectral, spectral
@@ -8,6 +9,7 @@ __all__ = [
     "InfoNCE",
     "NonNegCrossEntropy",
     "Spectral",
+    "imitation",
     "info_nce",
     "nonneg_cross_entropy",
     "spectral",
