@@ -20,6 +20,7 @@ from ncl_multi.adapters.graph import ENCODERS, GraphCL, Learner, lost
 from ncl_multi.adapters.graph_data import check, describe, lean, load_graph, prepare
 from ncl_multi.adapters.graph_sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph_scores import (
+    _fewer_columns,
     agreement,
     k_means,
     node_accuracy,
@@ -433,6 +434,20 @@ def test_codes_that_are_the_class_are_classified_without_error():
     assert node_accuracy(z * 7, y, torch.arange(6), torch.arange(6, 120)) == 1.0
     with pytest.raises(ValueError, match="all have one label"):
         node_accuracy(z, y, torch.tensor([0, 3]), torch.tensor([1]))
+
+
+def test_wide_codes_of_a_narrow_space_are_judged_in_fewer_columns():
+    draw = torch.Generator().manual_seed(0)
+    narrow = torch.randn(60, 20, generator=draw)
+    wide = narrow @ torch.linalg.qr(torch.randn(100, 20, generator=draw)).Q.T
+    fewer = _fewer_columns(wide, most=32)
+    assert fewer.shape == (60, 32)
+    torch.testing.assert_close(fewer @ fewer.T, wide @ wide.T, rtol=1e-4, atol=1e-4)
+    y, split = (narrow[:, 0] > 0).long(), (torch.arange(40), torch.arange(40, 60))
+    assert node_accuracy(fewer, y, *split) == node_accuracy(narrow, y, *split)
+    rich, sparse = torch.randn(60, 100, generator=draw), torch.eye(60, 100)
+    for z in (rich, sparse):
+        assert _fewer_columns(z, most=32) is z
 
 
 def test_the_strongest_dimension_is_the_cluster():
