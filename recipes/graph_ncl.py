@@ -55,8 +55,8 @@ class Config(TrainConfig):
     """`spectral` costs time linear in the nodes, so that all may be negatives of all."""
     activation: str = "relu"
     """What makes the features non-negative; `none` trains the signed twin alone."""
-    density: float | None = 0.016
-    """Share of nodes each dimension fires for."""
+    density: float | None = None
+    """Share of nodes each dimension fires for; None, without `k`: .016, but at least 160 nodes."""
     k: int | None = None
     """Keep only the k largest features of a node."""
     signed: float = 3.0
@@ -119,6 +119,9 @@ def complete(cfg: Config, nodes: int) -> Config:
     open_fields = {name: value for name, value in preset.items() if getattr(cfg, name) is None}
     if cfg.epochs is not None:
         open_fields.pop("steps", None)
+    if cfg.density is None and cfg.k is None and cfg.activation in ("relu", "rep_relu"):
+        # A dimension that fires for fewer nodes has next to none with a label to be judged by.
+        open_fields["density"] = min(0.5, max(0.016, 160 / nodes))
     batch_size = min(cfg.batch_size or nodes, nodes)
     return dataclasses.replace(cfg, epochs=cfg.epochs or 1, batch_size=batch_size, **open_fields)
 
