@@ -56,7 +56,7 @@ class Config(TrainConfig):
     activation: str = "relu"
     """What makes the features non-negative; `none` trains the signed twin alone."""
     density: float | None = None
-    """Share of nodes each dimension fires for; None, without `k`: .016, but at least 160 nodes."""
+    """Share of nodes each dimension fires for; None, without `k`: .016, but at least 130 nodes."""
     k: int | None = None
     """Keep only the k largest features of a node."""
     signed: float = 3.0
@@ -121,7 +121,7 @@ def complete(cfg: Config, nodes: int) -> Config:
         open_fields.pop("steps", None)
     if cfg.density is None and cfg.k is None and cfg.activation in ("relu", "rep_relu"):
         # A dimension that fires for fewer nodes has next to none with a label to be judged by.
-        open_fields["density"] = min(0.5, max(0.016, 160 / nodes))
+        open_fields["density"] = min(0.5, max(0.016, 130 / nodes))
     batch_size = min(cfg.batch_size or nodes, nodes)
     return dataclasses.replace(cfg, epochs=cfg.epochs or 1, batch_size=batch_size, **open_fields)
 

@@ -60,7 +60,7 @@ class Config(TrainConfig):
     """Some of the pairs that should agree are a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
-    dropout: float = 0.15
+    dropout: float = 0.05
     """Share of features that is dropped in training; makes the noisy copy, too."""
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""

@@ -534,7 +534,7 @@ def test_settings_left_open_are_graces():
     assert (cfg.lr, cfg.hidden, cfg.temperature) == (1e-3, 256, 0.9)
     assert (cfg.drop_edges, cfg.drop_features) == ((0.2, 0.0), (0.3, 0.2))
     assert cfg.batch_size == 256
-    assert cfg.density == 160 / 3327
+    assert cfg.density == 130 / 3327
     assert graph_ncl.complete(graph_ncl.Config(data="pubmed"), nodes=19717).density == 0.016
     assert graph_ncl.complete(graph_ncl.Config(k=8), nodes=3327).density is None
     assert graph_ncl.complete(graph_ncl.Config(activation="softplus"), nodes=3327).density is None
