@@ -21,7 +21,7 @@ SMALL = {
         "--dims", "32", "--k", "4", "8", "--csr-k", "4",
         "--data", "{here}/triplets.csv", "--texts", "none", "--model", "{here}/bert",
     ),
-    # Where nothing is random, more drops than these would leave a view in which all nodes are alike.
+    # Where nothing is random, more drops than these would make all nodes of a view alike.
     "graph_ncl": (
         "--dims", "16", "--hidden", "8", "--density", "0.2", "--data", "{here}/graph.pt",
         "--drop-edges", "0.2", "0.1", "--drop-features", "0.1", "0.2",
