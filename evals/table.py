@@ -85,7 +85,11 @@ def main(cfg: Config) -> None:
     found = together(files)
     rows = cfg.rows or tuple(row for row in found if found[row])
     if missing := [row for row in rows if not found.get(row)]:
-        raise SystemExit(f"no row {missing[0]!r}; there are {', '.join(map(repr, found))}")
+        without = [str(p) for p, own in zip(cfg.files, files, strict=True) if missing[0] not in own]
+        raise SystemExit(
+            f"no row {missing[0]!r} in {', '.join(without) or 'all files with the same figures'}; "
+            f"there are {', '.join(map(repr, found))}"
+        )
     measures = cfg.measures or tuple(dict.fromkeys(m for row in rows for m in found[row]))
     if missing := [m for m in measures if not any(m in found[row] for row in rows)]:
         known = dict.fromkeys(m for row in rows for m in found[row])

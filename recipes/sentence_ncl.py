@@ -3,6 +3,7 @@
 Usage:
     python recipes/sentence_ncl.py
     python recipes/sentence_ncl.py --model sentence-transformers/all-mpnet-base-v2 --dims 2048
+    python recipes/sentence_ncl.py --data documents.txt --texts none --contrast 1 --agree 0
     python recipes/sentence_ncl.py --data pairs.csv --texts none --finetune --lr 2e-5
 """
 
@@ -23,13 +24,12 @@ class Config(TrainConfig):
 
     out: Path = Path("runs/sentence_ncl")
     data: str = "snli"
-    """`snli`; a csv or jsonl of sentences, pairs or triplets; or `hf:<name>` from the hub."""
+    """`snli`; a csv or jsonl of sentences, pairs or triplets; `hf:<name>` from the hub; or what is
+    to be searched: `cranfield` (NCL_DATA), or a txt file, a document a line."""
     limit: int | None = 8000
     """Use the first so many examples of `data`; None for all."""
     texts: Literal["stsb", "none"] = "stsb"
     """Also learn from these pairs and what people say of them: the STS-B training split."""
-    documents: str | None = None
-    """Text that is to be searched, learnt without labels: a file, a text a line, or `cranfield`."""
     model: str = "minilm"
     """`minilm`, or any encoder on the hub or in a folder."""
     pooling: Literal["mean", "cls", "last", "own"] | None = None
@@ -54,8 +54,6 @@ class Config(TrainConfig):
     """Weight of the correlation between the cosines of codes and those of the encoder."""
     scored: float = 0.5
     """Weight of the correlation with people's scores; 0 takes the sentences without them."""
-    search: float = 1.0
-    """Weight of ranking `documents` by their own sentences as the encoder does."""
     neighbours: int = 64
     """Some of the pairs that should agree are a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
@@ -93,7 +91,7 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import table, write_json
     from ncl_multi.train import twin_of
 
-    corpus = Corpus.read(cfg.data, cfg.limit, cfg.texts, cfg.documents, cfg.rows_seen)
+    corpus = Corpus.read(cfg.data, cfg.limit, cfg.texts, cfg.rows_seen)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
     bare = wrap(source, pooling=cfg.pooling)
     cfg = replace(cfg, dims=cfg.dims or 2 * bare.encoder.width)
@@ -126,7 +124,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     from torch.nn import functional as F
     from torch.utils.data import DataLoader
 
-    from ncl_multi import fit, gather, imitation, wrap
+    from ncl_multi import fit, gather, wrap
     from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast
     from ncl_multi.adapters.sentence_data import Neighbours, Rows
 
@@ -140,23 +138,16 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
 
     # Few dimensions have the most to learn.
     weights = [max(cfg.k) / k for k in cfg.k] if cfg.k else [1.0]
-    around = Neighbours(h, torch.arange(len(h)), cfg.neighbours)
-    among = Neighbours(h, corpus.documents, cfg.neighbours)
+    around = Neighbours(h, cfg.neighbours)
     if cfg.hidden_dim is None:
-        # Documents and their passages together count as much as all sentences.
-        searched = [part for part in (corpus.documents, corpus.passages) if len(part)]
-        weight = torch.full((len(h),), 1 / len(h))
-        for part in searched:
-            weight[part] += 1 / len(searched) / len(part)
-        model.head.start_on(h, weight)
+        model.head.start_on(h)
 
     def step(trained, batch):
         columns = list(batch.cpu().unbind(dim=1))
         if len(columns) == 1:
             columns *= 2
         first, second, scores = corpus.draw_pairs(2 * len(batch))
-        drawn = (first, second, *around.draw(2 * len(batch)), *among.draw(2 * len(batch)))
-        drawn += corpus.draw_search(len(batch))
+        drawn = (first, second, *around.draw(2 * len(batch)))
         rows = torch.cat([*columns, *drawn])
         wanted = h[rows].to(batch.device)
         if cfg.finetune:
@@ -168,30 +159,26 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         z, rebuild = trained(given)
         sizes = [len(part) for part in (*columns, *drawn)]
         scores = gather(scores.to(batch.device))
-        teachers = [*map(gather, wanted.split(sizes))]
-        cosines = [F.cosine_similarity(*pair) for pair in pairs_of(teachers)]
+        cosines = F.cosine_similarity(*pairs_of([*map(gather, wanted.split(sizes))]))
+        partners = [gather(column.to(batch.device)) for column in columns[1:]]
         total = z.new_zeros(())
         for at_k, counts in zip(at_each_k(z, learner.ks), weights, strict=True):
             parts = [*map(gather, at_k.split(sizes))]
-            loss = z.new_zeros(())
-            for (left, right), wanted_cosines in zip(pairs_of(parts), cosines, strict=True):
-                loss = loss + cfg.agree * agree(left, right, wanted_cosines)
+            loss = cfg.agree * agree(*pairs_of(parts), cosines)
             if cfg.scored and len(scores):
                 first, second = parts[len(columns) : len(columns) + 2]
                 loss = loss + cfg.scored * agree(first, second, scores)
             if cfg.contrast:
-                own = contrast(parts[: len(columns)], loss=cfg.loss, temperature=cfg.temperature)
-                loss = loss + cfg.contrast * own
+                loss = loss + cfg.contrast * contrast(
+                    parts[: len(columns)],
+                    loss=cfg.loss,
+                    temperature=cfg.temperature,
+                    groups=torch.cat(partners),
+                )
             if rebuild is not None:
                 loss = loss + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
             total = total + counts * loss
-        total = total / len(weights)
-        if len(corpus.passages):
-            # With as many entries as are served: which documents are near what may be asked.
-            asked, found = parts[-2:]
-            near = imitation((asked, found), (teachers[-2], teachers[-1]), cfg.temperature)
-            total = total + cfg.search * near
-        return total, z
+        return total / len(weights), z
 
     loader = DataLoader(
         Rows(corpus.examples), cfg.batch_size, collate_fn=Rows.together, drop_last=True
@@ -204,19 +191,17 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     return model
 
 
-def pairs_of(parts: list[Any]) -> list[tuple[Any, Any]]:
-    """Both sides of all pairs whose cosines should be the encoder's, sentences and documents apart.
+def pairs_of(parts: list[Any]) -> tuple[Any, Any]:
+    """Both sides of all pairs whose cosines should be the encoder's.
 
     Sentences of one example, near ones, people's pairs, and any two.
     """
     from torch import cat
 
-    *examples, first, second, near, far, text, alike, _, _ = parts
+    *examples, first, second, near, far = parts
     left = cat([examples[0], examples[0], near, first, near])
     right = cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
-    # Of documents also the near ones alone: which of them comes first is what search is about.
-    both = cat([text, text]), cat([alike, text.roll(1, 0)])
-    return [(left, right), *([both, (text, alike)] if len(text) else [])]
+    return left, right
 
 
 def save(model: Any, cfg: Config, judged: Any) -> None:

@@ -92,6 +92,9 @@ def test_runs_are_shown_as_mean_and_spread(tmp_path, capsys):
     ]
     with pytest.raises(SystemExit, match="no row 'twin'"):
         table["main"](table["Config"](files, rows=("twin",)))
+    (tmp_path / "1.json").write_text(json.dumps({"twin": {"probe": 0.5}}))
+    with pytest.raises(SystemExit, match=r"no row 'NCL' in .*1\.json"):
+        table["main"](table["Config"](files, rows=("NCL",)))
     with pytest.raises(SystemExit, match="no measure 'hit'"):
         table["main"](table["Config"](files, measures=("hit",)))
     (tmp_path / "0.json").write_text("[1")

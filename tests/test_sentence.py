@@ -30,13 +30,13 @@ from ncl_multi.adapters.sentence_data import (
     nearest,
     passages_of,
     plain,
-    read_documents,
     read_examples,
 )
 from ncl_multi.adapters.sentence_export import (
     export_onnx,
     export_sentence_transformers,
 )
+from ncl_multi.data import stsb
 
 # What the libraries say about themselves.
 pytestmark = [
@@ -96,52 +96,49 @@ def test_nearest_are_the_largest_cosines_but_oneself():
 
 def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
     torch.manual_seed(0)
-    # Row 10 looks along the first axis, the others turn away from it by and by.
+    # Row 0 looks along the first axis, the others turn away from it by and by.
     angle = torch.linspace(0, 1.5, 65)
-    h = torch.cat([torch.rand(10, 2), torch.stack([angle.cos(), angle.sin()], dim=1)])
-    around = Neighbours(h, torch.arange(10, 75), 64)
-    drawn, found = around.draw(200_000)
-    assert drawn.min() == 10
-    shares = torch.bincount(found[drawn == 10] - 11, minlength=64) / (drawn == 10).sum()
+    h = torch.stack([angle.cos(), angle.sin()], dim=1)
+    drawn, found = Neighbours(h, 64).draw(200_000)
+    shares = torch.bincount(found[drawn == 0] - 1, minlength=64) / (drawn == 0).sum()
     # rank = 64^u, so that a rank r is drawn with probability log(1 + 1/r) / log(64).
     assert shares[0].item() == pytest.approx(1 / 6, abs=0.02)
     assert shares[15].item() == pytest.approx(math.log(17 / 16) / math.log(64), abs=0.01)
 
 
-def test_no_rows_have_no_neighbours():
-    drawn, found = Neighbours(torch.rand(5, 3), torch.zeros(0, dtype=torch.long), 4).draw(8)
-    assert len(drawn) == len(found) == 0
-
-
-def test_documents_are_the_lines_of_a_file(tmp_path):
-    (tmp_path / "texts.txt").write_text("one text\n\n another \n")
-    assert read_documents(str(tmp_path / "texts.txt")) == ["one text", " another "]
-    with pytest.raises(ValueError, match="cranfield or a text file; got nowhere"):
-        read_documents("nowhere")
-
-
 def test_passages_of_documents_stand_for_what_may_be_asked(tmp_path):
-    (tmp_path / "pairs.csv").write_text("anchor,positive\na small cat,the small cat\n")
     text = "One sentence of five words. Short. Another sentence of five words? Yes."
-    (tmp_path / "texts.txt").write_text(f"{text}\nThe second document is one sentence\n")
-    corpus = Corpus.read(str(tmp_path / "pairs.csv"), None, documents=str(tmp_path / "texts.txt"))
-    asked, found = corpus.draw_search(50)
-    assert (len(asked), len(found)) == (50, 150)
-    assert {corpus.sentences[row] for row in asked} == {
-        "One sentence of five words.",
-        "Another sentence of five words?",
-        "The second document is one sentence",
-    }
-    assert {corpus.sentences[row] for row in found} == set(
-        read_documents(str(tmp_path / "texts.txt"))
-    )
+    (tmp_path / "texts.txt").write_text(f"{text}\n\nThe second document is one sentence\n")
+    assert read_examples(tmp_path / "texts.txt") == [
+        ("One sentence of five words.", text),
+        ("Another sentence of five words?", text),
+        ("The second document is one sentence", "The second document is one sentence"),
+    ]
     assert len(passages_of("One sentence of five words. " * 40)) == 4
+    (tmp_path / "texts.txt").write_text("too short\n")
+    with pytest.raises(ValueError, match="no document has a sentence of five words"):
+        read_examples(tmp_path / "texts.txt")
 
 
-def test_without_documents_nothing_is_asked(tmp_path):
-    (tmp_path / "pairs.csv").write_text("anchor,positive\na small cat,the small cat\n")
-    asked, found = Corpus.read(str(tmp_path / "pairs.csv"), None).draw_search(50)
-    assert len(asked) == len(found) == 0
+def test_no_sentence_that_is_judged_is_trained_on(tmp_path):
+    judged = {plain(s) for split in ("dev", "test") for side in stsb(split)[:2] for s in side}
+    (tmp_path / "pairs.csv").write_text(
+        f'anchor,positive\na small cat,the small cat\n"{stsb("test")[0][0].upper()} !",another\n'
+    )
+    corpus = Corpus.read(str(tmp_path / "pairs.csv"), None, "stsb")
+    assert corpus.sentences[:2] == ["a small cat", "the small cat"]
+    assert corpus.examples.tolist() == [[0, 1]]
+    assert len(corpus.pairs) == len(corpus.scores) > 5000
+    assert not judged & set(map(plain, corpus.sentences))
+
+
+def test_contrast_does_not_push_an_anchor_from_a_text_that_is_its_own_too():
+    za, zb = rows(0), rows(1)
+    zb[1] = zb[0]
+    same = torch.tensor([7, 7, 2, 3, 4, 5])
+    got = contrast([za, zb], temperature=0.1, groups=same)
+    assert got == ncl.info_nce(za, zb, temperature=0.1, groups=same)
+    assert got < contrast([za, zb], temperature=0.1)
 
 
 def test_contrast_of_pairs_is_info_nce():

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,18 +21,25 @@ def at_each_k(z: Codes, ks: Sequence[int] | None) -> list[Tensor]:
     return top_ks(z, ks) if ks else [z]
 
 
-def contrast(columns: Sequence[Tensor], *, loss: Loss = "info_nce", temperature: float) -> Scalar:
+def contrast(
+    columns: Sequence[Tensor],
+    *,
+    loss: Loss = "info_nce",
+    temperature: float,
+    groups: Int[Tensor, " m"] | None = None,
+) -> Scalar:
     """The contrastive loss of anchors, positives and, if there are any, hard negatives.
 
     A hard negative is one more item of the batch whose partner is itself: a rival of every anchor,
-    its own included.
+    its own included. `groups` say which positives, then negatives, are the same text: `info_nce`
+    does not push an anchor away from what is its own positive, too.
     """
     anchors, positives, *negatives = columns
     za, zb = torch.cat([anchors, *negatives]), torch.cat([positives, *negatives])
     if loss == "spectral":
         # Lengths of top-k codes say how many entries were kept, not how common a sentence is.
         return spectral(F.normalize(za, dim=1), F.normalize(zb, dim=1))
-    return info_nce(za, zb, temperature=temperature)
+    return info_nce(za, zb, temperature=temperature, groups=groups)
 
 
 def agree(za: Codes, zb: Codes, wanted: Float[Tensor, " n"]) -> Scalar:

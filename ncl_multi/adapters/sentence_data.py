@@ -28,18 +28,12 @@ _COLUMNS = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences, each once; examples and pairs are rows of them, `scores` what people say of pairs.
-
-    `documents` are rows of texts that are to be searched, of which nothing else is known, and
-    `passages` of some sentences of theirs, which stand for what may be asked.
-    """
+    """Sentences, each once; examples and pairs are rows of them, with what people say of pairs."""
 
     sentences: list[str]
     examples: Tensor
     pairs: Tensor
     scores: Tensor
-    documents: Tensor
-    passages: Tensor
 
     @classmethod
     def read(
@@ -47,14 +41,13 @@ class Corpus:
         source: str,
         limit: int | None,
         texts: str = "none",
-        documents: str | None = None,
         most: int | None = None,
     ) -> "Corpus":
         """Read examples and texts, less every sentence that STS-B judges in its dev or test split.
 
         Sentences are the same if they differ in case and punctuation only. `stsb` are the pairs of
-        its training split with their scores. For `documents` see `read_documents`. The first
-        `limit` examples are read, and of everything at most the first `most`.
+        its training split with their scores. The first `limit` examples are read, and of
+        everything at most the first `most`.
         """
         held = {
             plain(s) for split in ("dev", "test") for side in data.stsb(split)[:2] for s in side
@@ -70,9 +63,6 @@ class Corpus:
         def new(row: tuple[str, ...]) -> bool:
             return not held & set(map(plain, row))
 
-        searched = [(text,) for text in read_documents(documents)[:most]] if documents else []
-        searched = [row for row in searched if new(row)]
-        asked = [(part,) for (text,) in searched for part in passages_of(text) if new((part,))]
         kept = [row for row in examples if new(row)]
         scored = [(row, score) for row, score in zip(pairs, scores, strict=True) if new(row)]
         dropped = len(examples) + len(pairs) - len(kept) - len(scored)
@@ -85,27 +75,19 @@ class Corpus:
         number: dict[str, int] = {}
         numbered = [
             torch.tensor([[number.setdefault(s, len(number)) for s in row] for row in rows])
-            for rows in (kept, [row for row, _ in scored], searched, asked)
+            for rows in (kept, [row for row, _ in scored])
         ]
         return cls(
             list(number),
             numbered[0],
             numbered[1].view(-1, 2).long(),
             torch.tensor([score for _, score in scored]),
-            *(rows.flatten().long() for rows in numbered[2:]),
         )
 
     def draw_pairs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of the two sides of random pairs, and their scores; none if there are none."""
         drawn = torch.randint(max(1, len(self.pairs)), (count if len(self.pairs) else 0,))
         return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
-
-    def draw_search(self, count: int) -> tuple[Tensor, Tensor]:
-        """Rows of random passages and of three times as many documents; none if there are none."""
-        some = count if len(self.passages) else 0
-        asked = torch.randint(max(1, len(self.passages)), (some,))
-        found = torch.randint(max(1, len(self.documents)), (3 * some,))
-        return self.passages[asked], self.documents[found]
 
 
 def nearest(h: Tensor, count: int) -> Tensor:
@@ -125,18 +107,16 @@ def nearest(h: Tensor, count: int) -> Tensor:
 
 
 class Neighbours:
-    """Some rows of the features, each with its nearest others among them."""
+    """All rows of the features, each with its nearest others."""
 
-    def __init__(self, h: Tensor, rows: Tensor, count: int):
-        self.rows, self.nearest = rows, rows[nearest(h[rows], count)] if len(rows) else rows
+    def __init__(self, h: Tensor, count: int):
+        self.nearest = nearest(h, count)
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
         """Random rows and for each one of its neighbours, the nearer, the likelier."""
-        if not len(self.rows):
-            return self.rows, self.rows
-        drawn = torch.randint(len(self.rows), (count,))
+        drawn = torch.randint(len(self.nearest), (count,))
         rank = self.nearest.shape[1] ** torch.rand(count)
-        return self.rows[drawn], self.nearest[drawn, rank.long() - 1]
+        return drawn, self.nearest[drawn, rank.long() - 1]
 
 
 def cached_features(model: NonNegEncoder, sentences: Sequence[str]) -> Tensor:
@@ -182,18 +162,24 @@ class Rows(Dataset):
 def read_examples(source: str | Path) -> list[tuple[str, ...]]:
     """Sentences, pairs or triplets from a csv or jsonl file, or `hf:<name>` on the hub.
 
+    Documents, of `cranfield` or the lines of a txt file, give pairs of a passage and its document.
+
     The columns are `anchor`, `positive`, `negative` if there are any of that name, else the first
     one to three that hold text. A row with something missing is refused with its number.
     """
     source = str(source)
     if source == "snli":
         return list(data.snli())
+    if source == "cranfield":
+        return passages_and_documents(data.cranfield().documents)
     if source.startswith("hf:"):
         from datasets import load_dataset
 
         rows: Iterable[dict[str, Any]] = load_dataset(source[3:], split="train")
     elif not Path(source).is_file():
-        raise ValueError(f"data must be snli, a csv or jsonl file, or hf:<name>; got {source}")
+        raise ValueError(
+            f"data must be snli, cranfield, a csv, jsonl or txt file, or hf:<name>; got {source}"
+        )
     elif source.endswith(".csv"):
         try:
             with Path(source).open(newline="", encoding="utf-8") as file:
@@ -203,8 +189,11 @@ def read_examples(source: str | Path) -> list[tuple[str, ...]]:
     elif source.endswith(".jsonl"):
         lines = Path(source).read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.strip()]
+    elif source.endswith(".txt"):
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+        return passages_and_documents([line for line in lines if line.strip()])
     else:
-        raise ValueError(f"data files must end in .csv or .jsonl; got {source}")
+        raise ValueError(f"data files must end in .csv, .jsonl or .txt; got {source}")
     examples: list[tuple[str, ...]] = []
     columns: list[str] = []
     for number, row in enumerate(rows):
@@ -223,13 +212,12 @@ def read_examples(source: str | Path) -> list[tuple[str, ...]]:
     return examples
 
 
-def read_documents(source: str) -> list[str]:
-    """The documents of `cranfield`, or the lines of a text file."""
-    if source == "cranfield":
-        return data.cranfield().documents
-    if not Path(source).is_file():
-        raise ValueError(f"documents must be cranfield or a text file; got {source}")
-    return [line for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
+def passages_and_documents(documents: Sequence[str]) -> list[tuple[str, ...]]:
+    """Sentences of documents, which stand for what may be asked, each with its document."""
+    pairs: list[tuple[str, ...]] = [(p, text) for text in documents for p in passages_of(text)]
+    if not pairs:
+        raise ValueError("no document has a sentence of five words or more")
+    return pairs
 
 
 def passages_of(document: str, most: int = 4) -> list[str]:
