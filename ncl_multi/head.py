@@ -131,9 +131,7 @@ class NonNegHead(nn.Module):
             self.threshold.fill_(_threshold(share))
 
     @torch.no_grad()
-    def start_on(
-        self, x: Float[Tensor, "n in_dim"], weight: Float[Tensor, " n"] | None = None
-    ) -> None:
+    def start_on(self, x: Float[Tensor, "n in_dim"]) -> None:
         """Let the dimensions start along the axes on which these features are sparse.
 
         Each axis of `sparse_axes` gives two dimensions, one for either direction, so that the
@@ -142,7 +140,7 @@ class NonNegHead(nn.Module):
         """
         if self.hidden is not None:
             raise ValueError("start_on needs a linear head; this one has a hidden layer")
-        axes = sparse_axes(x, weight).to(self.out.weight)
+        axes = sparse_axes(x).to(self.out.weight)
         strongest = F.normalize(x.to(axes), dim=1).matmul(axes.T).square().mean(dim=0)
         axes = axes[strongest.argsort(descending=True)]
         both = torch.stack([axes, -axes], dim=1).flatten(0, 1)[: self.out_dim]
@@ -188,13 +186,11 @@ class NonNegHead(nn.Module):
 
 
 @torch.no_grad()
-def sparse_axes(
-    x: Float[Tensor, "n d"], weight: Float[Tensor, " n"] | None = None, steps: int = 60
-) -> Float[Tensor, "d d"]:
+def sparse_axes(x: Float[Tensor, "n d"], steps: int = 60) -> Float[Tensor, "d d"]:
     """The rotation, an axis a row, that makes unit rows sparse: their fourth powers are largest.
 
     As in varimax and independent component analysis. Each step is the best rotation towards the
-    gradient. `weight` says how much a row counts.
+    gradient.
 
     Example:
         >>> x = torch.eye(3)[torch.arange(90) % 3]
@@ -205,9 +201,7 @@ def sparse_axes(
     unit = F.normalize(x, dim=1)
     axes = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     for _ in range(steps):
-        pull = (unit @ axes.T).pow(3)
-        pull = pull if weight is None else pull * weight[:, None]
-        left, _, right = torch.linalg.svd(pull.T @ unit)
+        left, _, right = torch.linalg.svd((unit @ axes.T).pow(3).T @ unit)
         axes = left @ right
     return axes
 
