@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from scipy.sparse import csr_array, issparse, vstack
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm.auto import tqdm
 
 from ncl_multi.adapters.clip import ClipHeads, NonNegClip
 from ncl_multi.adapters.clip_inputs import TowerFeatures
@@ -176,21 +177,27 @@ def write_report(
     def encode_text(texts: Sequence[str]) -> Tensor:
         return torch.as_tensor(model.encode_text(texts, dense=True))
 
-    train_codes = codes(model.heads, named_by)
-    short = None if keep is None else shorten(model, keep, list(train_codes))
     figures = {}
     ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
-    for split, features in judged.items():
-        row, (z_image, z_text) = judge(model.heads, features, encode_text)
-        relevant = features.pairs.relevant()
-        if model.heads.image.activation not in SIGNED:
-            row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
-        if short is not None:
-            row["shortened"] = both_ways(*codes(short.heads, features), relevant)
-        figures[split] = row
-        for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
-            codes_of_side.save(out / "features" / f"{split}_{side}.safetensors")
-    write_json(out / "dimensions.json", describe_dimensions(*train_codes, named_by.pairs))
+    # Wide codes take minutes.
+    with tqdm(total=2 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
+        train_codes = codes(model.heads, named_by)
+        short = None if keep is None else shorten(model, keep, list(train_codes))
+        bar.update()
+        for split, features in judged.items():
+            row, (z_image, z_text) = judge(model.heads, features, encode_text)
+            bar.update()
+            relevant = features.pairs.relevant()
+            if model.heads.image.activation not in SIGNED:
+                row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
+            if short is not None:
+                row["shortened"] = both_ways(*codes(short.heads, features), relevant)
+            figures[split] = row
+            for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
+                codes_of_side.save(out / "features" / f"{split}_{side}.safetensors")
+            bar.update()
+        write_json(out / "dimensions.json", describe_dimensions(*train_codes, named_by.pairs))
+        bar.update()
     model.figures = {
         f"{measure}, {split}": round(value, 4)
         for split, row in figures.items()
