@@ -66,7 +66,15 @@ def test_figures_without_a_spread_may_differ_by_a_fifth_and_words_not_at_all():
     assert not same_cell("1,065", "1,400")
     assert same_cell("39.0 ± 0.6 %", "40.1 ± 0.2 %")
     assert not same_cell("39.0 ± 0.6 %", "40.4 ± 0.2 %")
-    assert not same_cell("yes", "NO")
+    assert same_cell("39.0 ± 0.1 %", "40.1 ± 0.6 %")
+    assert not same_cell("yes", "maybe")
+
+
+def test_a_verdict_follows_from_figures_and_is_not_compared_by_itself():
+    same = readme_check()["same"]
+    assert same("| a | 1.0 ± 0.5 | yes |", "| a | 0.9 ± 0.1 | NO |")
+    assert not same("| a | 1.0 ± 0.5 | yes |", "| a | 3.0 ± 0.1 | NO |")
+    assert not same("| a | 1.0 ± 0.5 | yes |", "| a | 0.9 ± 0.1 | x |")
 
 
 def test_a_block_of_the_readme_has_the_table_after_it():
