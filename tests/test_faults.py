@@ -186,7 +186,9 @@ def test_two_processes_do_what_one_does(recipe, home, tmp_path):
     start, here = home
     short = ["--steps", "3", "--log-every", "1"]
     # The autoencoder of another library, to compare with, sees one process's rows alone.
-    short += {"supervised_ncl": [], "sentence_ncl": ["--csr-k"]}.get(recipe, ["--no-twin"])
+    short += {"supervised_ncl": [], "sentence_ncl": ["--csr-k", "--contrast", "1"]}.get(
+        recipe, ["--no-twin"]
+    )
     one, two = tmp_path / "one", tmp_path / "two"
     assert start.run(
         command(recipe, here, one, *short, "--batch-size", "32"), prepare="in_doubles"
