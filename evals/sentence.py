@@ -21,7 +21,7 @@ class Config:
     active: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
     """Numbers of active dimensions."""
     plot: Path | None = None
-    """File for a plot of STS-B test against active dimensions."""
+    """File for a plot of STS-B and Cranfield against active dimensions."""
     out: Path | None = None
     """File for the rows as JSON; none to print them only."""
 
@@ -33,7 +33,7 @@ def main(cfg: Config) -> None:
     rows = compare(cfg.run, cfg.active)
     table(f"{cfg.run}", {f"{row['method']} {row['active']}": row for row in rows})
     if cfg.plot is not None:
-        print(plot(rows, "STS-B test", cfg.plot))
+        print(plot(rows, cfg.plot))
     if cfg.out is not None:
         write_json(cfg.out, rows)
     for row in rows:

@@ -113,7 +113,7 @@ def main(cfg: Config) -> None:
     named = {f"{row['method']} {row['active']}": row for row in rows}
     write_json(cfg.out / "metrics.json", named)
     table("quality at k active dimensions", named)
-    print(f"the same as a plot: {plot(rows, 'STS-B test', cfg.out / 'quality.png')}")
+    print(f"the same as a plot: {plot(rows, cfg.out / 'quality.png')}")
     print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 

@@ -104,24 +104,26 @@ def compare(run: Path, active: Iterable[int] = ACTIVE) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["method"], row["active"]))
 
 
-def plot(rows: list[dict[str, Any]], measure: str, path: Path) -> Path:
-    """Draw a measure against active dimensions, one line a method."""
+def plot(rows: list[dict[str, Any]], path: Path) -> Path:
+    """Draw STS-B and, if it was judged, Cranfield against active dimensions, one line a method."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for method in dict.fromkeys(row["method"] for row in rows):
-        points = [row for row in rows if row["method"] == method and measure in row]
-        if method == "dense":
-            axes.axhline(points[0][measure], color="grey", linestyle=":", label="dense, whole")
-        elif points:
-            axes.plot(
-                [p["active"] for p in points], [p[measure] for p in points], "o-", label=method
-            )
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="active dimensions", ylabel=measure)
-    axes.legend()
+    measures = [m for m in ("STS-B test", "Cranfield nDCG@10") if any(m in row for row in rows)]
+    figure = Figure(figsize=(6 * len(measures), 4), layout="constrained")
+    for axes, measure in zip(
+        figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True
+    ):
+        for method in dict.fromkeys(row["method"] for row in rows):
+            points = [row for row in rows if row["method"] == method and measure in row]
+            if method == "dense":
+                axes.axhline(points[0][measure], color="grey", linestyle=":", label="dense, whole")
+            elif points:
+                active = [point["active"] for point in points]
+                axes.plot(active, [point[measure] for point in points], "o-", label=method)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="active dimensions", ylabel=measure)
+        axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
