@@ -132,11 +132,13 @@ def good_files(folder: Path) -> dict[str, Path]:
         "index": index.save(folder / "i.safetensors"),
         "csv": folder / "a.csv",
         "jsonl": folder / "a.jsonl",
+        "txt": folder / "a.txt",
         "captions": folder / "pairs/captions.csv",
     }
     files["csv"].write_text('anchor,positive\n"a dog, here",one\ntwo,"three\nlines"\n')
     rows = ({"anchor": "a", "positive": "b"}, {"anchor": "ä", "positive": "\U0001f436"})
     files["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files["txt"].write_text("A document of two sentences. This is the second one.\n\nÄnother one\n")
     files["captions"].parent.mkdir()
     files["captions"].write_text(
         "image,caption\n" + "".join(f'{name},"a dog, {name}"\n' for name in IMAGES)
@@ -151,6 +153,7 @@ READERS = {
     "index": lambda path: SparseIndex.load(path).search(csr_array(np.eye(1, 5)), k=2),
     "csv": read_examples,
     "jsonl": read_examples,
+    "txt": read_examples,
     "captions": lambda path: read_pairs(str(path.parent)),
 }
 CHANGES = st.lists(

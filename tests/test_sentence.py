@@ -215,11 +215,14 @@ def test_examples_are_read_from_csv_and_jsonl(tmp_path):
         ("a.csv", "anchor,positive\nx,y\nz,\n", "row 1 of .* lacks one of anchor, positive"),
         ("a.csv", "anchor,positive\n", "holds no rows"),
         ("a.jsonl", '{"n": 1}', "no column of text"),
-        ("a.txt", "x", "must end in .csv or .jsonl"),
+        ("a.jsonl", '{"x": "a"}\n{"x"', "row 1 of .* is no JSON"),
+        ("a.jsonl", "\udcff", "no text in UTF-8"),
+        ("a.csv", "anchor\n\udcff\n", "no csv file"),
+        ("a.tsv", "x", "must end in .csv, .jsonl or .txt"),
     ],
 )
 def test_bad_examples_are_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         read_examples(tmp_path / name)
 

@@ -184,14 +184,12 @@ def read_examples(source: str | Path) -> list[tuple[str, ...]]:
         try:
             with Path(source).open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
-        except csv.Error as error:
+        except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{source} is no csv file: {error}") from error
     elif source.endswith(".jsonl"):
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [_json_row(line, number, source) for number, line in enumerate(_lines(source))]
     elif source.endswith(".txt"):
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-        return passages_and_documents([line for line in lines if line.strip()])
+        return passages_and_documents(_lines(source))
     else:
         raise ValueError(f"data files must end in .csv, .jsonl or .txt; got {source}")
     examples: list[tuple[str, ...]] = []
@@ -236,6 +234,22 @@ def plain(sentence: str) -> str:
     """A sentence without case and punctuation: what tells whether two are the same."""
     letters = (letter if letter.isalnum() else " " for letter in sentence.lower())
     return " ".join("".join(letters).split())
+
+
+def _lines(source: str) -> list[str]:
+    """The lines of a text file that are not empty."""
+    try:
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is no text in UTF-8: {error}") from error
+    return [line for line in lines if line.strip()]
+
+
+def _json_row(line: str, number: int, source: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"row {number} of {source} is no JSON: {error}") from error
 
 
 def _text_columns(row: dict[str, Any], source: str) -> list[str]:
