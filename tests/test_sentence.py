@@ -40,7 +40,6 @@ from ncl_multi.data import stsb
 
 # What the libraries say about themselves.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),
     pytest.mark.filterwarnings("ignore:# The axis name"),
     # torch 2.12 copies a class of its own that it deprecates, in its export to ONNX.
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
