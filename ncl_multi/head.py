@@ -239,8 +239,8 @@ def top_ks(z: Float[Tensor, "n d"], ks: Sequence[int]) -> list[Float[Tensor, "n 
             raise ValueError(f"k must lie in 1..{z.shape[1]}, the number of dimensions; got {k}")
     # They come sorted: those for fewer are the first of those for more.
     kept = z.abs().topk(max(ks), dim=1).indices
-    largest, none = z.gather(1, kept), torch.zeros_like(z)
-    return [none.scatter(1, kept[:, :k], largest[:, :k]) for k in ks]
+    largest = z.gather(1, kept)
+    return [torch.zeros_like(z).scatter_(1, kept[:, :k], largest[:, :k]) for k in ks]
 
 
 class _Exp(nn.Module):

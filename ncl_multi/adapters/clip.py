@@ -7,7 +7,7 @@ Example:
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from safetensors.torch import load_model, save_model
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ncl_multi.adapters.clip_load import DEMO, load_towers
 from ncl_multi.adapters.clip_towers import Pixels, Tokens, Towers
@@ -140,14 +141,22 @@ class ClipHeads(nn.Module):
         Cut codes have fewer entries to generalise with, so they also learn from the whole ones
         how near each image is to the texts of the others.
         """
-        whole = z_image, z_text
         contrast = partial(info_nce, temperature=temperature, groups=groups)
         if self.k is None:
-            return contrast(*whole)
-        cut = top_k(z_image, self.k), top_k(z_text, self.k)
-        # Gradients go the other way round, and `imitation` needs the least room beside the others.
-        loss = imitation(cut, whole, temperature)
-        return loss + contrast(*cut) + contrast(*whole)
+            return contrast(z_image, z_text)
+        k, whole = self.k, (z_image, z_text)
+
+        def of_cut(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+            # Wide codes take the most room, so they are cut again in the backward, not kept.
+            return checkpoint(
+                lambda *z: loss(*(top_k(side, k) for side in z)),
+                *whole,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+
+        loss = of_cut(lambda *cut: imitation(cut, whole, temperature))
+        return loss + of_cut(contrast) + contrast(*whole)
 
     def _serve(self, z: Tensor) -> Tensor:
         return z if self.training or self.k is None else top_k(z, self.k)

@@ -125,11 +125,11 @@ def _scaled(z: Batch, temperature: float | Scalar) -> Batch:
     """Rows such that the product of two is their logit.
 
     Half of the temperature goes into each, so autograd gives a learnable one its exact gradient.
-    Divided once, not by the length and then by the temperature, which would keep one more copy of
-    the batch for the backward.
+    Scaled once, not by the length and then by the temperature, which would keep one more copy of
+    the batch for the backward; and multiplied, as the backward of a division makes two more.
     """
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(1e-12)
-    return z / (length * temperature**0.5)
+    return z * (length * temperature**0.5).reciprocal()
 
 
 def _dense(a: Batch, b: Batch, within_view: bool, groups: Groups | None) -> Scalar:
