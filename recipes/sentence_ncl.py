@@ -160,7 +160,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
         sizes = [len(part) for part in (*columns, *drawn)]
         scores = gather(scores.to(batch.device))
         cosines = F.cosine_similarity(*pairs_of([*map(gather, wanted.split(sizes))]))
-        partners = [gather(column.to(batch.device)) for column in columns[1:]]
+        same = [gather(column.to(batch.device)) for column in columns[1:]] if cfg.contrast else []
         total = z.new_zeros(())
         for at_k, counts in zip(at_each_k(z, learner.ks), weights, strict=True):
             parts = [*map(gather, at_k.split(sizes))]
@@ -173,7 +173,7 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
                     parts[: len(columns)],
                     loss=cfg.loss,
                     temperature=cfg.temperature,
-                    groups=torch.cat(partners),
+                    groups=torch.cat(same),
                 )
             if rebuild is not None:
                 loss = loss + cfg.reconstruction * F.mse_loss(rebuild(at_k), wanted)
