@@ -203,8 +203,8 @@ class Parts:
     def fitted(
         self, model: Any, step: Any, loader: Any, name: str, seed: int, **changes: Any
     ) -> Any:
-        from ncl_multi.adapters.vision import lars
-        from ncl_multi.train import TrainConfig, fit
+        from ncl_multi.adapters.vision.model import lars
+        from ncl_multi.training.fit import TrainConfig, fit
 
         p = self.preset
         train = TrainConfig(
@@ -218,7 +218,7 @@ class Parts:
         """The paper's projector, without BatchNorm, for the twin and for NCL."""
         import torch
 
-        from ncl_multi.adapters.vision import NonNegVision
+        from ncl_multi.adapters.vision.model import NonNegVision
 
         torch.manual_seed(seed)
         p = self.preset
@@ -239,8 +239,8 @@ class Parts:
         import torch
 
         from ncl_multi import gather, info_nce
-        from ncl_multi.adapters.views import Views
-        from ncl_multi.features import Features
+        from ncl_multi.adapters.vision.views import Views
+        from ncl_multi.codes.features import Features
         from ncl_multi.metrics import LinearProbe, readability
 
         p = self.preset
@@ -277,7 +277,7 @@ class Parts:
         from torch import nn
 
         from ncl_multi import NonNegCrossEntropy
-        from ncl_multi.adapters.views import Views
+        from ncl_multi.adapters.vision.views import Views
 
         p = self.preset
         views = Views(p.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
@@ -309,8 +309,8 @@ class Parts:
         import torch
 
         from ncl_multi import info_nce
+        from ncl_multi.codes.features import Features
         from ncl_multi.data.sprites import FACTORS, draw, sprites
-        from ncl_multi.features import Features
         from ncl_multi.metrics import dci, mig, sap
 
         p, many, size, pairs = self.preset, torch.tensor(list(FACTORS.values())), 24, 64
@@ -348,7 +348,7 @@ class Parts:
     def _fine_tuned(self, model: Any, seed: int) -> float:
         from torch.nn.functional import interpolate
 
-        from ncl_multi.adapters.views import Views
+        from ncl_multi.adapters.vision.views import Views
         from ncl_multi.metrics import fine_tuned_accuracy
 
         train, test = self.pictures
@@ -487,7 +487,7 @@ def draw(path: Path, figures: dict[str, Row]) -> None:
     """Activations by what they cost and give, and SEPIN of twin and NCL."""
     from matplotlib.figure import Figure
 
-    from ncl_multi.atomic import atomic
+    from ncl_multi.files import atomic
 
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
@@ -565,7 +565,7 @@ def main(cfg: Config) -> None:
 
     from tqdm.auto import tqdm
 
-    from ncl_multi.atomic import atomic
+    from ncl_multi.files import atomic
     from ncl_multi.report import table, write_json
 
     parts, start = Parts(cfg), time.perf_counter()

@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
 
 
 @dataclass(frozen=True)

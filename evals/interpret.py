@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None
     import numpy as np
     from matplotlib.figure import Figure
 
-    from ncl_multi.atomic import atomic
+    from ncl_multi.files import atomic
     from ncl_multi.metrics.codes import active_counts, check_labels, rows_active, unit_rows
 
     figure = Figure(figsize=(12 if labels else 8, 4), layout="constrained")

@@ -18,7 +18,7 @@ from typing import Any
 
 import tyro
 
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def with_noise(y: Any, share: float, seed: int) -> Any:
 def corrupted(cfg: Config) -> dict[str, float]:
     """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
     from ncl_multi import data
-    from ncl_multi.adapters.vision import NonNegVision
+    from ncl_multi.adapters.vision.model import NonNegVision
     from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
     from ncl_multi.metrics import LinearProbe
 
@@ -113,8 +113,8 @@ def fine_tuned(cfg: Config) -> dict[str, float]:
     from torch.nn.functional import interpolate
 
     from ncl_multi import data
-    from ncl_multi.adapters.views import Views
-    from ncl_multi.adapters.vision import NonNegVision
+    from ncl_multi.adapters.vision.model import NonNegVision
+    from ncl_multi.adapters.vision.views import Views
     from ncl_multi.metrics import fine_tuned_accuracy
 
     model = NonNegVision.from_pretrained(str(cfg.fine_tune))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import tyro
 
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def evaluate(
     active: tuple[int, ...] = (),
 ) -> dict[str, dict[str, float]]:
     """One row with all dimensions, and one for each number of entries kept."""
-    from ncl_multi.features import to_csr
+    from ncl_multi.codes.features import to_csr
     from ncl_multi.head import top_k
     from ncl_multi.metrics import active_dims, retrieval
 

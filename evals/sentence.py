@@ -27,7 +27,7 @@ class Config:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.adapters.sentence_compare import compare, plot
+    from ncl_multi.adapters.sentence.report import compare, plot
     from ncl_multi.report import table, write_json
 
     rows = compare(cfg.run, cfg.active)

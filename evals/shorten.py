@@ -19,7 +19,7 @@ from typing import Any
 
 import tyro
 
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
 
 RULES = ("activation with ReLU", "activation without ReLU", "variance", "random", "truncation")
 
@@ -110,7 +110,7 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     """Each measure against the number of dimensions kept, a line a rule."""
     from matplotlib.figure import Figure
 
-    from ncl_multi.atomic import atomic
+    from ncl_multi.files import atomic
 
     measures = [name for name in rows["all"] if name not in ("rule", "kept")]
     figure = Figure(figsize=(4 * len(measures), 3.8), layout="constrained")
@@ -140,7 +140,7 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.atomic import atomic
+    from ncl_multi.files import atomic
     from ncl_multi.report import table, write_json
 
     def pair(paths: tuple[Path, Path]) -> tuple[Features, Features]:

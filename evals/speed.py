@@ -294,9 +294,9 @@ def _spectral() -> Callable[..., Any]:
 def _graph_cost(name: str, loss: str, repeats: int) -> tuple[Cost, float]:
     import torch
 
-    from ncl_multi.adapters.graph import GraphCL
-    from ncl_multi.adapters.graph_data import load_graph, prepare
-    from ncl_multi.adapters.graph_views import view
+    from ncl_multi.adapters.graph.data import load_graph, prepare
+    from ncl_multi.adapters.graph.model import GraphCL
+    from ncl_multi.adapters.graph.views import view
 
     torch.manual_seed(0)
     data = _generated(int(name)) if name.isdigit() else prepare(load_graph(name))
@@ -367,7 +367,7 @@ def _views_cost(name: str, pictures: int, size: int, repeats: int) -> Cost:
 
 
 def _our_views(size: int) -> Callable[[Any], Any]:
-    from ncl_multi.adapters.views import Views
+    from ncl_multi.adapters.vision.views import Views
 
     return Views(size)
 

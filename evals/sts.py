@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
 
 
 @dataclass(frozen=True)

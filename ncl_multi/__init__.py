@@ -1,14 +1,11 @@
 """Non-negative contrastive learning for images, image-text pairs, sentences and graphs."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ncl_multi.dist import gather
-from ncl_multi.features import Features
+from ncl_multi.codes.features import Features
+from ncl_multi.distributed import gather
 from ncl_multi.head import NonNegHead, top_k
-from ncl_multi.health import Health, HealthWarning
 from ncl_multi.losses import (
     InfoNCE,
     NonNegCrossEntropy,
@@ -18,22 +15,27 @@ from ncl_multi.losses import (
     nonneg_cross_entropy,
     spectral,
 )
+from ncl_multi.training.health import Health, HealthWarning
 
 if TYPE_CHECKING:
-    from ncl_multi.train import TrainConfig, fit
+    from ncl_multi.adapters.sentence.model import wrap
+    from ncl_multi.codes.explain import explain, steer, why
+    from ncl_multi.codes.search import SparseIndex
+    from ncl_multi.codes.shorten import shorten
+    from ncl_multi.training.fit import TrainConfig, fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # These need more than torch, so they are imported when they are first asked for.
 _LATER = {
-    "SparseIndex": "search",
-    "TrainConfig": "train",
-    "explain": "explain",
-    "fit": "train",
-    "shorten": "shorten",
-    "steer": "explain",
-    "why": "explain",
-    "wrap": "wrap",
+    "SparseIndex": "codes.search",
+    "TrainConfig": "training.fit",
+    "explain": "codes.explain",
+    "fit": "training.fit",
+    "shorten": "codes.shorten",
+    "steer": "codes.explain",
+    "why": "codes.explain",
+    "wrap": "adapters.sentence.model",
 }
 
 __all__ = [
@@ -43,35 +45,31 @@ __all__ = [
     "InfoNCE",
     "NonNegCrossEntropy",
     "NonNegHead",
+    "SparseIndex",
     "Spectral",
     "TrainConfig",
+    "explain",
     "fit",
     "gather",
     "imitation",
     "info_nce",
     "nonneg_cross_entropy",
+    "shorten",
     "spectral",
+    "steer",
     "top_k",
+    "why",
+    "wrap",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(f"ncl_multi.{_LATER[name]}"), name)
-    raise AttributeError(f"module 'ncl_multi' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'ncl_multi' has no attribute {name!r}")
+    found = getattr(import_module(f"ncl_multi.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Importing the file `wrap.py` must not hide the function `wrap` it is named after."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and _LATER.get(name) == name:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from ncl_multi.atlas import head_features
-from ncl_multi.explain import Match, explain, name_dimensions, steer, unit_rows
-from ncl_multi.features import Features
-from ncl_multi.search import SparseIndex
+from ncl_multi.atlas.page import head_features
+from ncl_multi.codes.explain import Match, explain, steer, unit_rows
+from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.search import SparseIndex
 
 EVERYTHING = "everything"
 
@@ -130,15 +131,15 @@ def load_model(folder: Path) -> Any:
     """The model of a run, whichever kind it is; None where questions cannot come from outside."""
     config = json.loads((folder / "config.json").read_text())
     if (folder / "towers").is_dir():
-        from ncl_multi.adapters.clip import NonNegClip
+        from ncl_multi.adapters.clip.model import NonNegClip
 
         return NonNegClip.from_pretrained(folder)
     if str(config.get("format", "")).startswith("ncl_multi.encoder/"):
-        from ncl_multi.wrap import NonNegEncoder
+        from ncl_multi.adapters.sentence.model import NonNegEncoder
 
         return NonNegEncoder.from_pretrained(folder)
     if "size" in config:
-        from ncl_multi.adapters.vision import NonNegVision
+        from ncl_multi.adapters.vision.model import NonNegVision
 
         return NonNegVision.from_pretrained(folder)
     return None

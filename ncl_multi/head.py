@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncl_multi.dist import processes, total
+from ncl_multi.distributed import all_reduce_sum, world_size
 from ncl_multi.norm import SharedCentre, SharedNorm, moments, wide
 
 Activation = Literal["relu", "rep_relu", "softplus", "sigmoid", "exp", "none", "gelu", "leaky_relu"]
@@ -170,13 +170,13 @@ class NonNegHead(nn.Module):
     @torch.no_grad()
     def _keep_to_share(self, h: Tensor) -> None:
         """Raise the threshold of a dimension that fires too often, lower that of a silent one."""
-        fired = total((h > 0).sum(dim=0).float()) / (len(h) * processes())
+        fired = all_reduce_sum((h > 0).sum(dim=0).float()) / (len(h) * world_size())
         self.own_threshold += 0.1 * (fired / self.share - 1)
 
     @torch.no_grad()
     def _start_alive(self, x: Tensor) -> None:
         """Scale and shift the weights so that the first batch comes out standardised."""
-        if len(x) * processes() < 2:
+        if len(x) * world_size() < 2:
             return
         mean, variance = moments(wide(self.out(x)))
         scale = (variance + SharedNorm.eps).rsqrt().to(self.out.weight.dtype)

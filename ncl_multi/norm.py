@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ncl_multi.dist import processes, total
+from ncl_multi.distributed import all_reduce_sum, world_size
 
 
 class SharedCentre(nn.Module):
@@ -30,7 +30,7 @@ class SharedCentre(nn.Module):
         if not self.training:
             return (wide(x) - self.mean).to(x.dtype)
         with torch.no_grad():
-            mean = total(wide(x).sum(dim=0)) / (len(x) * processes())
+            mean = all_reduce_sum(wide(x).sum(dim=0)) / (len(x) * world_size())
             self.batches += 1
             _follow(self.mean, mean, self.batches)
         return (wide(x) - mean).to(x.dtype)
@@ -59,10 +59,10 @@ class SharedNorm(nn.Module):
     def forward(self, h: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         if not self.training:
             return ((wide(h) - self.mean) * (self.variance + self.eps).rsqrt()).to(h.dtype)
-        rows = len(h) * processes()
+        rows = len(h) * world_size()
         if rows < 2:
             raise ValueError("batch norm needs at least two rows to train on; got one")
-        if processes() == 1:
+        if world_size() == 1:
             normal, mean, scale = torch.native_batch_norm(
                 wide(h), None, None, None, None, True, 0.0, self.eps
             )
@@ -86,7 +86,7 @@ def shared_batch_norm(model: nn.Module) -> Iterator[None]:
     layers: list[Any] = [
         m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
     ]
-    for layer in layers if processes() > 1 else ():
+    for layer in layers if world_size() > 1 else ():
         layer.forward = partial(_batch_norm_of_all, layer)
     try:
         yield
@@ -101,7 +101,7 @@ def _batch_norm_of_all(layer: Any, x: Tensor) -> Tensor:
     by_channel = wide(x).transpose(0, 1).flatten(1).T
     mean, variance = moments(by_channel)
     if layer.running_mean is not None and layer.running_var is not None:
-        rows = len(by_channel) * processes()
+        rows = len(by_channel) * world_size()
         with torch.no_grad():
             layer.num_batches_tracked += 1
             step = layer.momentum or 1 / float(layer.num_batches_tracked)
@@ -116,9 +116,9 @@ def _batch_norm_of_all(layer: Any, x: Tensor) -> Tensor:
 
 def moments(h: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each dimension over the rows of all processes."""
-    rows = len(h) * processes()
-    mean = total(h.sum(dim=0)) / rows
-    return mean, total((h - mean).square().sum(dim=0)) / rows
+    rows = len(h) * world_size()
+    mean = all_reduce_sum(h.sum(dim=0)) / rows
+    return mean, all_reduce_sum((h - mean).square().sum(dim=0)) / rows
 
 
 def wide(h: Tensor) -> Tensor:

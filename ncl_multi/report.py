@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ncl_multi.atomic import atomic
+from ncl_multi.files import atomic
 
 try:
     from rich import box

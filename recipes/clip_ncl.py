@@ -14,7 +14,7 @@ from typing import Any
 import tyro
 
 from ncl_multi.head import Activation
-from ncl_multi.train import TrainConfig
+from ncl_multi.training.fit import TrainConfig
 
 SHOWN = (
     "t2i R@1", "t2i R@10", "t2i median rank", "i2t R@1", "i2t R@10", "i2t median rank",
@@ -71,10 +71,10 @@ class Config(TrainConfig):
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.adapters.clip_data import read_pairs
-    from ncl_multi.atlas import write_atlas
+    from ncl_multi.adapters.clip.data import read_pairs
+    from ncl_multi.atlas.page import write_atlas
     from ncl_multi.report import table, write_json
-    from ncl_multi.train import twin_of
+    from ncl_multi.training.fit import twin_of
 
     splits = read_pairs(cfg.data)
     if cfg.validation:
@@ -118,10 +118,10 @@ def train_and_judge(cfg: Config, splits: dict[str, Any]) -> dict[str, dict]:
     from torch.utils.data import DataLoader
 
     from ncl_multi import fit, gather
-    from ncl_multi.adapters.clip import NonNegClip
-    from ncl_multi.adapters.clip_inputs import PixelPairs, tower_features
-    from ncl_multi.adapters.clip_load import load_towers
-    from ncl_multi.adapters.clip_report import write_report
+    from ncl_multi.adapters.clip.inputs import PixelPairs, tower_features
+    from ncl_multi.adapters.clip.load import load_towers
+    from ncl_multi.adapters.clip.model import NonNegClip
+    from ncl_multi.adapters.clip.report import write_report
     from ncl_multi.data.fetch import cache
 
     torch.manual_seed(cfg.seed)

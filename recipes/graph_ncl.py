@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import tyro
 
-from ncl_multi.train import TrainConfig
+from ncl_multi.training.fit import TrainConfig
 
 # GRACE's settings (arXiv 2006.04131), but for fewer negatives and steps: it takes all nodes, and
 # 200, 200 and 1500 steps; and PubMed at a rate of 0.001 on the whole graph.
@@ -92,10 +92,10 @@ class Config(TrainConfig):
 
 
 def main(cfg: Config) -> dict[str, dict[str, Any]]:
-    from ncl_multi.adapters.graph_data import describe, load_graph, prepare
-    from ncl_multi.atlas import write_atlas
+    from ncl_multi.adapters.graph.data import describe, load_graph, prepare
+    from ncl_multi.atlas.page import write_atlas
     from ncl_multi.report import table, write_json
-    from ncl_multi.train import twin_of
+    from ncl_multi.training.fit import twin_of
 
     source = load_graph(cfg.data)
     data = prepare(source)
@@ -134,9 +134,9 @@ def run(cfg: Config, data: Any, items: list[str], classes: list[str] | None) -> 
     from torch.utils.data import DataLoader
 
     from ncl_multi import Features, fit, gather, info_nce, spectral
-    from ncl_multi.adapters.graph import GraphCL, Learner, lost
-    from ncl_multi.adapters.graph_sampling import neighbor_loader
-    from ncl_multi.adapters.graph_views import Adaptive, view
+    from ncl_multi.adapters.graph.model import GraphCL, Learner, lost
+    from ncl_multi.adapters.graph.sampling import neighbor_loader
+    from ncl_multi.adapters.graph.views import Adaptive, view
     from ncl_multi.report import write_json
 
     torch.manual_seed(cfg.seed)
@@ -203,14 +203,14 @@ def run(cfg: Config, data: Any, items: list[str], classes: list[str] | None) -> 
 
 def scores(cfg: Config, data: Any, h: Any, z: Any) -> dict[str, Any]:
     """Accuracy of encoder and head on random and public splits; what the head's codes are like."""
-    from ncl_multi.adapters.graph_scores import (
+    from ncl_multi.metrics import readability
+    from ncl_multi.metrics.nodes import (
         agreement,
         k_means,
         node_accuracy,
         random_split,
         strongest_dimension,
     )
-    from ncl_multi.metrics import readability
 
     y = data.y
     if y is None or not (y >= 0).any():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import tyro
 
 from ncl_multi.head import Activation
-from ncl_multi.train import TrainConfig
+from ncl_multi.training.fit import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def main(cfg: Config) -> None:
     from accelerate import PartialState
 
     from ncl_multi import data, wrap
-    from ncl_multi.adapters.sentence_compare import Judged, compare, plot
-    from ncl_multi.adapters.sentence_data import Corpus, cached_features
-    from ncl_multi.adapters.sentence_export import export_onnx, export_sentence_transformers
-    from ncl_multi.atlas import write_atlas
+    from ncl_multi.adapters.sentence.data import Corpus, cached_features
+    from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_transformers
+    from ncl_multi.adapters.sentence.report import Judged, compare, plot
+    from ncl_multi.atlas.page import write_atlas
     from ncl_multi.report import table, write_json
-    from ncl_multi.train import twin_of
+    from ncl_multi.training.fit import twin_of
 
     corpus = Corpus.read(cfg.data, cfg.limit, cfg.texts, cfg.rows_seen)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
@@ -125,8 +125,8 @@ def train(cfg: Config, source: str, corpus: Any, h: Any, judged: Any) -> Any:
     from torch.utils.data import DataLoader
 
     from ncl_multi import fit, gather, wrap
-    from ncl_multi.adapters.sentence import Learner, agree, at_each_k, contrast
-    from ncl_multi.adapters.sentence_data import Neighbours, Rows
+    from ncl_multi.adapters.sentence.data import Neighbours, Rows
+    from ncl_multi.adapters.sentence.objective import Learner, agree, at_each_k, contrast
 
     torch.manual_seed(cfg.seed)
     model = wrap(
@@ -227,9 +227,9 @@ def baselines(cfg: Config, corpus: Any, h: Any) -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
     from ncl_multi import fit
-    from ncl_multi.adapters.sentence import SparseAutoencoder
-    from ncl_multi.adapters.sentence_compare import principal_axes
-    from ncl_multi.adapters.sentence_data import Rows
+    from ncl_multi.adapters.sentence.data import Rows
+    from ncl_multi.adapters.sentence.objective import SparseAutoencoder
+    from ncl_multi.adapters.sentence.report import principal_axes
 
     mean, axes = principal_axes(h, 256)
     found: dict[str, Any] = {

@@ -15,7 +15,7 @@ from pathlib import Path
 import tyro
 
 from ncl_multi.head import Activation
-from ncl_multi.train import TrainConfig
+from ncl_multi.training.fit import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def main(cfg: Config) -> None:
     from accelerate import PartialState
 
     from ncl_multi import data
-    from ncl_multi.atlas import write_atlas
+    from ncl_multi.atlas.page import write_atlas
     from ncl_multi.report import table, write_json
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
@@ -78,9 +78,9 @@ def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, 
     from torch.utils.data import DataLoader
 
     from ncl_multi import Features, fit
-    from ncl_multi.adapters.views import Views
-    from ncl_multi.adapters.vision import NonNegClassifier
-    from ncl_multi.adapters.vision_report import thumbnails
+    from ncl_multi.adapters.vision.model import NonNegClassifier
+    from ncl_multi.adapters.vision.report import thumbnails
+    from ncl_multi.adapters.vision.views import Views
     from ncl_multi.data.pictures import whole
     from ncl_multi.metrics import readability
 
@@ -130,8 +130,8 @@ def pretrained_encoder(cfg: Config, train) -> dict:
     from torch.utils.data import DataLoader
 
     from ncl_multi import fit, gather, info_nce
-    from ncl_multi.adapters.views import Views
-    from ncl_multi.adapters.vision import NonNegVision
+    from ncl_multi.adapters.vision.model import NonNegVision
+    from ncl_multi.adapters.vision.views import Views
     from ncl_multi.data.pictures import whole
 
     if cfg.checkpoint is not None:

@@ -13,7 +13,7 @@ from typing import Literal
 import tyro
 
 from ncl_multi.head import Activation
-from ncl_multi.train import TrainConfig
+from ncl_multi.training.fit import TrainConfig
 
 Preset = Literal["quick", "cifar", "imagenet100"]
 
@@ -107,10 +107,10 @@ def main(cfg: Config) -> None:
     from accelerate import PartialState
 
     from ncl_multi import data
-    from ncl_multi.adapters.vision_report import write_report
-    from ncl_multi.atlas import write_atlas
+    from ncl_multi.adapters.vision.report import write_report
+    from ncl_multi.atlas.page import write_atlas
     from ncl_multi.report import table, write_json
-    from ncl_multi.train import twin_of
+    from ncl_multi.training.fit import twin_of
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
     test = data.images(cfg.data, "test", size=cfg.size)
@@ -137,8 +137,8 @@ def train_model(cfg: Config, train):
     from torch.utils.data import DataLoader
 
     from ncl_multi import fit, gather, info_nce, spectral
-    from ncl_multi.adapters.views import Views
-    from ncl_multi.adapters.vision import NonNegVision, lars
+    from ncl_multi.adapters.vision.model import NonNegVision, lars
+    from ncl_multi.adapters.vision.views import Views
     from ncl_multi.data.pictures import whole
 
     torch.manual_seed(cfg.seed)

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from ncl_multi import Features, TrainConfig, fit
-from ncl_multi.search import SparseIndex
+from ncl_multi.codes.search import SparseIndex
 
 pytest.importorskip("open_clip")
 pytest.importorskip("torch_geometric")
 
-from ncl_multi.adapters.clip import NonNegClip
-from ncl_multi.adapters.clip_data import read_pairs
-from ncl_multi.adapters.clip_load import load_towers
-from ncl_multi.adapters.graph import GraphCL
-from ncl_multi.adapters.graph_data import load_graph
-from ncl_multi.adapters.sentence_data import read_examples
-from ncl_multi.adapters.vision import NonNegVision
+from ncl_multi.adapters.clip.data import read_pairs
+from ncl_multi.adapters.clip.load import load_towers
+from ncl_multi.adapters.clip.model import NonNegClip
+from ncl_multi.adapters.graph.data import load_graph
+from ncl_multi.adapters.graph.model import GraphCL
+from ncl_multi.adapters.sentence.data import read_examples
+from ncl_multi.adapters.sentence.encoder import Encoder
+from ncl_multi.adapters.sentence.model import NonNegEncoder
+from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.app import load_model
-from ncl_multi.encoder import Encoder
-from ncl_multi.wrap import NonNegEncoder
 
 OURS = (ValueError, OSError)
 """What a reader may raise: errors that say what is wrong with the file."""

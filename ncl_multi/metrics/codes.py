@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
-from ncl_multi.health import ACTIVE
+from ncl_multi.training.health import ACTIVE
 
 Codes: TypeAlias = Float[Tensor, "n d"] | csr_array
 Labels = Int[Tensor, " n"]

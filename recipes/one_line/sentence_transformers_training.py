@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.training_args import (
 from torch import nn
 
 from ncl_multi import data
-from ncl_multi.adapters.sentence import NonNegLoss
+from ncl_multi.adapters.sentence.objective import NonNegLoss
 
 model = SentenceTransformer(str(data.minilm()), device="cpu")
 model.append(Dense(384, 1024, activation_function=nn.ReLU()))  # <- the line

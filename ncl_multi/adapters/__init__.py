@@ -1,0 +1,1 @@
+"""One folder per modality; they never import each other."""

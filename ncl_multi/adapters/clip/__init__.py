@@ -1,0 +1,1 @@
+"""Images and texts in one sparse space."""

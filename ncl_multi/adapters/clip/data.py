@@ -1,0 +1,230 @@
+"""Readers of captioned images: emoji, Flickr8k, a captions file, webdataset tars, the hub."""
+
+import csv
+import json
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ncl_multi.adapters.clip.pairs import HubCell, Pairs, Source, TarMember, pairs_of
+
+_IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+_CAPTIONS = ("captions.csv", "captions.txt")
+_COLUMNS = ("caption", "captions", "text", "sentence", "sentences")
+_TEST_SPLITS = ("validation", "val", "dev", "test")
+_HELD_OUT_VENDOR = "Twtr"
+
+Read = tuple[str, list[Source], list[str], list[list[str]]]
+"""Name of the data, images, their names, and the captions of each."""
+
+
+def read_pairs(data: str) -> dict[str, Pairs]:
+    """Splits of a data set by name: `train`, and those to judge by, each with its name.
+
+    - `emoji`: `unseen` is a fifth of the emoji, `style` one vendor's whole style;
+    - `flickr8k`: `dev`; read from the folder NCL_DATA names;
+    - `hf:<name>`: the hub's validation or test split as `test`, or every tenth image;
+    - a folder with `captions.csv` (`image,caption`, a line a caption) and the images beside it or
+      in `images/`, or with webdataset tars (`1.jpg`, `1.txt`): every tenth image as `test`.
+    """
+    if data == "emoji":
+        return _emoji()
+    if data == "flickr8k":
+        return _flickr8k()
+    if data.startswith("hf:"):
+        return _hub(data)
+    path = Path(data)
+    if path.is_dir():
+        tars = sorted(path.glob("*.tar"))
+        if tars:
+            return _every_tenth(*_tars(data, tars))
+        named = [path / name for name in _CAPTIONS if (path / name).is_file()]
+        if not named:
+            raise ValueError(f"{path} holds neither captions.csv (image,caption) nor *.tar files")
+        return _every_tenth(*_captions_file(data, named[0]))
+    if path.suffix in (".csv", ".txt") and path.is_file():
+        return _every_tenth(*_captions_file(data, path))
+    raise ValueError(
+        f"--data must be emoji, flickr8k, hf:<name>, or a folder of images with captions.csv or of "
+        f"webdataset tars; got {data!r}, which is no such name and no folder"
+    )
+
+
+def _emoji() -> dict[str, Pairs]:
+    from ncl_multi import data
+    from ncl_multi.data.emojis import VENDORS
+
+    known = data.emoji()
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
+    unseen, seen = order[: len(known) // 5].sort().values, order[len(known) // 5 :].sort().values
+    drawn = [vendor for vendor in VENDORS if vendor != _HELD_OUT_VENDOR]
+
+    def split(name: str, vendors: Sequence[str], rows: Tensor) -> Pairs:
+        cells = [(vendor, row) for vendor in vendors for row in rows.tolist()]
+        number = torch.tensor([row for _, row in cells])
+        captions = [
+            [known.labels[row], f"{known.labels[row]}, {', '.join(known.tags[row])}"]
+            if known.tags[row] and name == "train"
+            else [known.labels[row]]
+            for _, row in cells
+        ]
+        return pairs_of(
+            "emoji", name,
+            [known.png[vendor][row] for vendor, row in cells],
+            [f"{known.labels[row]} ({vendor})" for vendor, row in cells],
+            captions,
+            groups=number, y=known.subgroup[number], classes=known.subgroups,
+        )  # fmt: skip
+
+    return {
+        "train": split("train", drawn, seen),
+        "unseen": split("unseen", drawn, unseen),
+        "style": split("style", [_HELD_OUT_VENDOR], seen),
+    }
+
+
+def _flickr8k() -> dict[str, Pairs]:
+    from ncl_multi import data
+
+    sets = {split: data.flickr8k(split) for split in ("train", "dev")}
+    return {
+        split: pairs_of("flickr8k", split, found.jpeg, found.names, found.captions)
+        for split, found in sets.items()
+    }
+
+
+def _every_tenth(
+    name: str, images: list[Source], names: list[str], captions: list[list[str]]
+) -> dict[str, Pairs]:
+    everything = pairs_of(name, "train", images, names, captions)
+    test = [row for row in range(len(images)) if row % 10 == 9]
+    if not test:
+        raise ValueError(
+            f"{name} holds {len(images)} images; at least 10 are needed to keep a tenth back"
+        )
+    train = [row for row in range(len(images)) if row % 10 != 9]
+    return {"train": everything.keep(train), "test": replace(everything.keep(test), split="test")}
+
+
+def _hub(data: str) -> dict[str, Pairs]:
+    try:
+        from datasets import Image as Pictures
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("needs datasets: pip install 'ncl-multi[clip]'") from error
+    tables = load_dataset(data.removeprefix("hf:"))
+
+    def split(name: str) -> Read:
+        features = tables[name].features
+        images = [column for column, kind in features.items() if isinstance(kind, Pictures)]
+        texts = [column for column in _COLUMNS if column in features]
+        if not images or not texts:
+            raise ValueError(
+                f"{data} must have an image column and one called {', '.join(_COLUMNS[:-1])} or "
+                f"{_COLUMNS[-1]}; got {', '.join(features)}"
+            )
+        # Cells stay encoded: a damaged one must not end the reading of the table.
+        table = tables[name].cast_column(images[0], Pictures(decode=False))
+        found = table[texts[0]][:]
+        captions = [[cell] if isinstance(cell, str) else list(cell) for cell in found]
+        names = [f"{name} row {row}" for row in range(len(table))]
+        _check_captions(data, zip(names, captions, strict=True))
+        cells: list[Source] = [HubCell(table, images[0], row) for row in range(len(table))]
+        return data, cells, names, captions
+
+    train = "train" if "train" in tables else next(iter(tables))
+    test = [name for name in _TEST_SPLITS if name in tables and name != train]
+    if not test:
+        return _every_tenth(*split(train))
+    read = {"train": split(train), "test": split(test[0])}
+    return {name: pairs_of(got[0], name, *got[1:]) for name, got in read.items()}
+
+
+def _captions_file(data: str, path: Path) -> Read:
+    captions: dict[str, list[str]] = {}
+    empty = []
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        if not {"image", "caption"} <= set(reader.fieldnames or ()):
+            raise ValueError(
+                f"{path} must start with the line image,caption; got {reader.fieldnames}"
+            )
+        for row in reader:
+            caption = (row["caption"] or "").strip()
+            if not caption or not row["image"]:
+                empty.append(f"line {reader.line_num}")
+            captions.setdefault(row["image"], []).append(caption)
+    if empty:
+        raise ValueError(
+            f"{path} has {len(empty)} lines without an image name or a caption: {_some(empty)}. "
+            f"Fill or delete them"
+        )
+    roots = [path.parent, path.parent / "images", path.parent / "Images"]
+    found = {
+        name: next((root / name for root in roots if (root / name).is_file()), None)
+        for name in captions
+    }
+    missing = [name for name, where in found.items() if where is None]
+    if missing:
+        raise ValueError(
+            f"{path} names {len(missing)} images that are neither beside it nor in images/: "
+            f"{_some(missing)}"
+        )
+    return data, [where for where in found.values() if where], list(captions), [*captions.values()]
+
+
+def _tars(data: str, tars: Sequence[Path]) -> Read:
+    images: dict[str, Source] = {}
+    captions: dict[str, list[str]] = {}
+    for path in tars:
+        try:
+            with tarfile.open(path, "r:") as tar:
+                for member in tar:
+                    folder, _, base = member.name.rpartition("/")
+                    stem, _, kind = base.partition(".")
+                    key = f"{path.name}/{folder}/{stem}" if folder else f"{path.name}/{stem}"
+                    if f".{kind.lower()}" in _IMAGES:
+                        images[key] = TarMember(path, member.offset_data, member.size)
+                    elif kind in ("txt", "json"):
+                        said = tar.extractfile(member).read().decode()  # type: ignore[union-attr]
+                        captions[key] = [_caption(said, kind, key)]
+        except tarfile.ReadError as error:
+            raise ValueError(
+                f"{path} is no plain tar file, or was cut short: {error}. Compressed tars cannot "
+                f"be read out of order: unpack them with gunzip"
+            ) from error
+    odd = sorted(images.keys() ^ captions.keys())
+    if odd:
+        raise ValueError(
+            f"{data}: {len(odd)} entries have an image without a caption (.txt, or .json with "
+            f'"caption") or the other way round: {_some(odd)}'
+        )
+    _check_captions(data, captions.items())
+    return data, list(images.values()), list(images), [captions[key] for key in images]
+
+
+def _caption(said: str, kind: str, key: str) -> str:
+    if kind == "txt":
+        return said.strip()
+    try:
+        return str(json.loads(said)["caption"]).strip()
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f'{key}.json must be an object with "caption"; got {said[:80]!r}'
+        ) from error
+
+
+def _check_captions(data: str, captions: Iterable[tuple[str, Sequence[str]]]) -> None:
+    empty = [name for name, own in captions if not own or not all(said.strip() for said in own)]
+    if empty:
+        raise ValueError(
+            f"{data} has {len(empty)} empty captions: {_some(empty)}. Fill or drop them"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

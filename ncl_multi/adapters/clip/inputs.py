@@ -1,0 +1,264 @@
+"""What is trained on: features of frozen towers, computed once and kept on disk, or pixels.
+
+With frozen towers the heads train in seconds. A cache is a folder of shards, each whole or not
+there, so a run that was stopped goes on with the next shard; every shard says which weights, data
+and transform it was made with, and is refused by others.
+"""
+
+import functools
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from jaxtyping import Float, Int
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ncl_multi.adapters.clip.pairs import DamagedImageError, Pairs
+from ncl_multi.adapters.clip.towers import Towers
+from ncl_multi.files import atomic
+
+_SHARD = 4096
+_SMALLEST_CROP = 0.5
+Shard = tuple[Tensor, list[int]]
+Compute = Callable[[Sequence[int], Callable[[int], object]], Shard]
+"""Takes row numbers and whom to tell of progress; returns features and the rows they are of."""
+
+
+@dataclass(frozen=True)
+class TowerFeatures:
+    """Features of all images, in several views, and of all captions of `pairs`.
+
+    `pairs` are those whose image decoded.
+    """
+
+    pairs: Pairs
+    image: Float[Tensor, "views images i"]
+    text: Float[Tensor, "captions t"]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+    def draw(
+        self, rows: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n i"], Float[Tensor, "n t"], Int[Tensor, " n"]]:
+        """Each image in a random view, with one of its captions at random, and their groups."""
+        caption, groups = self.pairs.draw(rows.cpu())
+        view = torch.randint(len(self.image), (len(rows),))
+        drawn = self.image[view, rows.cpu()], self.text[caption], groups
+        image, text, groups = (part.to(rows.device) for part in drawn)
+        return image, text, groups
+
+
+@dataclass(frozen=True)
+class PixelPairs:
+    """Pixels and tokens, to train the towers too.
+
+    An image that does not decode is named, and the next one takes its place: a batch stays whole.
+    """
+
+    pairs: Pairs
+    towers: Towers
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        for other in (*range(row, len(self)), *range(row)):
+            try:
+                return self.towers.pixels(self.pairs.open(other)), other
+            except DamagedImageError as error:
+                print(f"left out, does not decode: {error}", file=sys.stderr)
+        raise ValueError(f"not one of the {len(self)} images of {self.pairs.name} decodes")
+
+    def draw(
+        self, batch: Sequence[Tensor]
+    ) -> tuple[Float[Tensor, "n c h w"], Int[Tensor, "n length"], Int[Tensor, " n"]]:
+        """The images, one caption of each at random, and their groups."""
+        pixels, rows = batch
+        caption, groups = self.pairs.draw(rows.cpu())
+        tokens = self.towers.tokens([self.pairs.captions[row] for row in caption.tolist()])
+        return pixels, tokens.to(pixels.device), groups.to(pixels.device)
+
+
+def tower_features(
+    towers: Towers,
+    pairs: Pairs,
+    cache: Path,
+    *,
+    views: int = 1,
+    device: torch.device | str = "cpu",
+    batch_size: int | None = None,
+) -> TowerFeatures:
+    """Features of a data set, from the cache where it has them.
+
+    View 0 is the image as it is; others are crops of at least half of it, every second mirrored,
+    always the same for the same image. An image that does not decode is left out and named.
+    """
+    if views < 1:
+        raise ValueError(f"views must be at least 1; got {views}")
+    # On a CPU a layer's output of few images stays in the cache, and convolutions like the channels
+    # last: up to twice as fast at 128 pixels, about the same at 112.
+    on_cpu = torch.device(device).type == "cpu"
+    at_once = batch_size or (16 if on_cpu else 256)
+    batch_size = batch_size or (32 if on_cpu else 256)
+    model = {"model": towers.name, "weights": towers.fingerprint()}
+    about = model | {"transform": towers.transform(), "data": pairs.fingerprint()}
+    folder = _folder(cache, pairs, about)
+    towers.to(device).to(memory_format=torch.channels_last).eval()
+
+    def pixels_of(view: int) -> Callable[[int], Tensor | None]:
+        def read(row: int) -> Tensor | None:
+            try:
+                image = pairs.open(row)
+            except DamagedImageError:
+                return None
+            return towers.pixels(_view(image, view, pairs.image_names[row]))
+
+        return read
+
+    def of_images(view: int) -> Compute:
+        def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
+            kept: list[int] = []
+            parts = []
+            # Pillow decodes and scales without holding the interpreter: threads are enough. On a
+            # CPU the tower has all cores, and other threads would only be in its way.
+            with ThreadPoolExecutor() as pool:
+                each = map if on_cpu else pool.map
+                for some in _batches(rows, at_once):
+                    read = zip(some, each(pixels_of(view), some), strict=True)
+                    readable = {row: pixels for row, pixels in read if pixels is not None}
+                    if readable:
+                        pixels = torch.stack([*readable.values()]).to(
+                            device, memory_format=torch.channels_last
+                        )
+                        parts.append(towers.image(pixels).half().cpu())
+                    kept += readable
+                    done(len(some))
+            empty = torch.zeros(0, towers.image_dim, dtype=torch.half)
+            return torch.cat([empty, *parts]), kept
+
+        return compute
+
+    stored = [
+        _collect(folder, f"view{view}", len(pairs), about, of_images(view)) for view in range(views)
+    ]
+    kept = stored[0][1]
+    if not kept:
+        raise ValueError(f"not one of the {len(pairs)} images of {pairs.name} decodes")
+    _name_the_skipped(pairs, kept)
+    readable = pairs.keep(kept)
+    about = model | {"data": readable.fingerprint()}
+    folder = _folder(cache, pairs, about)
+    by_length = sorted(range(len(readable.captions)), key=lambda row: len(readable.captions[row]))
+
+    def of_captions(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
+        parts = []
+        # Captions of one length together: little padding.
+        for some in _batches([by_length[row] for row in rows], 4 * batch_size):
+            tokens = towers.tokens([readable.captions[row] for row in some]).to(device)
+            parts.append(towers.text(tokens).half().cpu())
+            done(len(some))
+        return torch.cat(parts), list(rows)
+
+    texts, _ = _collect(folder, "texts", len(by_length), about, of_captions)
+    in_order = torch.empty_like(texts)
+    in_order[by_length] = texts
+    return TowerFeatures(readable, torch.stack([h for h, _ in stored]), in_order)
+
+
+def _folder(cache: Path, pairs: Pairs, about: dict[str, str]) -> Path:
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    return cache / f"{Path(pairs.name).name.replace(':', '-')}-{pairs.split}-{key}"
+
+
+@torch.no_grad()
+def _collect(folder: Path, what: str, rows: int, about: dict[str, str], compute: Compute) -> Shard:
+    """All shards of one kind, read or computed; of several processes, one computes."""
+    parts, kept = [], []
+    folder.mkdir(parents=True, exist_ok=True)
+    spans = [range(start, min(start + _SHARD, rows)) for start in range(0, rows, _SHARD)]
+    paths = [folder / f"{what}-{span.start:09d}.safetensors" for span in spans]
+    bar = tqdm(
+        total=rows,
+        desc=f"{folder.name.rsplit('-', 1)[0]} {what}",
+        unit="row",
+        disable=all(path.exists() for path in paths),
+    )
+    with FileLock(folder / ".lock"), bar:
+        for span, path in zip(spans, paths, strict=True):
+            if path.exists():
+                h, own = _read(path, about)
+                bar.update(len(span))
+            else:
+                h, own = compute(span, bar.update)
+                if not h.isfinite().all():
+                    raise ValueError(f"the towers gave NaN or infinity for {what}, {span}")
+                with atomic(path) as unfinished:
+                    save_file({"h": h, "kept": torch.tensor(own)}, unfinished, about)
+            parts.append(h)
+            kept += own
+    return torch.cat(parts), kept
+
+
+def _read(path: Path, about: dict[str, str]) -> Shard:
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = file.metadata() or {}
+            differ = [name for name in about if found.get(name) != about[name]]
+            if differ:
+                raise ValueError(
+                    f"{path} was made with another {', '.join(differ)} (by {found.get('model')}, "
+                    f"not by these weights of {about['model']}). Delete the folder {path.parent}, "
+                    f"or choose another --cache"
+                )
+            return file.get_tensor("h"), file.get_tensor("kept").tolist()
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is no cached features, or was cut short: {error}. Delete it to have it "
+            f"computed again"
+        ) from error
+
+
+def _view(image: Image.Image, view: int, name: str) -> Image.Image:
+    """A crop that depends on the image's name and the view alone."""
+    if view == 0:
+        return image
+    chance = random.Random(f"{name}/{view}")  # noqa: S311
+    side = chance.uniform(_SMALLEST_CROP, 1) ** 0.5
+    width, height = round(image.width * side), round(image.height * side)
+    left, top = chance.randint(0, image.width - width), chance.randint(0, image.height - height)
+    crop = image.crop((left, top, left + width, top + height))
+    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view % 2 else crop
+
+
+def _name_the_skipped(pairs: Pairs, kept: Sequence[int]) -> None:
+    skipped = [pairs.image_names[row] for row in sorted(set(range(len(pairs))) - set(kept))]
+    if skipped:
+        _say_once(
+            f"{len(skipped)} of {len(pairs)} images of {pairs.name} do not decode and are left out"
+            f": {', '.join(skipped)}"
+        )
+
+
+@functools.cache
+def _say_once(words: str) -> None:
+    print(words, file=sys.stderr)
+
+
+def _batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

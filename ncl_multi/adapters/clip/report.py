@@ -1,0 +1,245 @@
+"""How good, how sparse and how readable the codes of images and captions are."""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.sparse import csr_array, issparse, vstack
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+from ncl_multi.adapters.clip.inputs import TowerFeatures
+from ncl_multi.adapters.clip.model import ClipHeads, NonNegClip
+from ncl_multi.adapters.clip.pairs import Image, Pairs
+from ncl_multi.codes.features import Features, to_csr
+from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.shorten import shorten
+from ncl_multi.head import SIGNED, top_k
+from ncl_multi.metrics import readability, retrieval
+from ncl_multi.metrics.codes import Codes
+from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
+from ncl_multi.report import write_json
+
+TEMPLATES = ("{}", "an emoji of {}", "a picture of {}")
+_CURVE = (16, 64)
+_SHARES = (0.05, 0.1, 1.0)
+_ROWS_AT_ONCE = 1024
+_THUMBNAIL = 96
+
+
+@torch.no_grad()
+def codes(heads: ClipHeads, features: TowerFeatures) -> tuple[csr_array, csr_array]:
+    """Codes of the images, as they are, and of the captions: unit rows."""
+    device = heads.image.out.weight.device
+
+    def encode(head: Callable[[Tensor], Tensor], h: Tensor) -> csr_array:
+        return csr_array(vstack([to_csr(head(rows.to(device))) for rows in h.split(_ROWS_AT_ONCE)]))
+
+    heads.eval()
+    return encode(heads.encode_image, features.image[0]), encode(heads.encode_text, features.text)
+
+
+def whole_codes(heads: ClipHeads, features: TowerFeatures) -> tuple[csr_array, csr_array]:
+    """The same before rows are cut to their k largest entries."""
+    k, heads.k = heads.k, None
+    try:
+        return codes(heads, features)
+    finally:
+        heads.k = k
+
+
+def both_ways(z_image: QueryCodes, z_text: ItemCodes, relevant: csr_array) -> dict[str, float]:
+    """R@1, 5 and 10 in per cent, and the median rank, of captions and of images as queries.
+
+    `relevant` is images x captions; a query is answered by any item that is right for it.
+    """
+    # Sparse products pay where few entries are stored; the signed twin stores them all.
+    z_image, z_text = _dense_if_full(z_image), _dense_if_full(z_text)
+    found = {
+        "t2i": retrieval(z_text, z_image, csr_array(relevant.T), ks=(1, 5, 10)),
+        "i2t": retrieval(z_image, z_text, relevant, ks=(1, 5, 10)),
+    }
+    row: dict[str, float] = {}
+    for way, figures in found.items():
+        row |= {f"{way} R@{k}": 100 * figures[f"hit@{k}"] for k in (1, 5, 10)}
+        row[f"{way} median rank"] = figures["median_rank"]
+    return row
+
+
+def _dense_if_full(z: Any) -> Any:
+    full = issparse(z) and z.nnz > 0.05 * np.prod(z.shape)
+    return torch.from_numpy(z.toarray()) if full else z
+
+
+def truncation_curve(
+    z_image: csr_array, z_text: csr_array, relevant: csr_array, ks: Sequence[int]
+) -> list[dict[str, int | float]]:
+    """Retrieval when each row of either side keeps its k largest entries only."""
+    dense = [torch.from_numpy(z.toarray()) for z in (z_image, z_text)]
+    curve: list[dict[str, int | float]] = []
+    for k in sorted(k for k in set(ks) if 1 <= k <= z_image.shape[1]):
+        cut = [F.normalize(top_k(z, k), dim=1) for z in dense]
+        row = both_ways(cut[0], cut[1], relevant)
+        curve.append({"k": k} | {m: row[m] for m in row if "median" not in m})
+    return curve
+
+
+def zero_shot_accuracy(
+    z_image: Codes,
+    y: Int[Tensor, " n"],
+    classes: Sequence[str],
+    encode_text: Callable[[Sequence[str]], Float[Tensor, "m d"]],
+    templates: Sequence[str] = TEMPLATES,
+) -> float:
+    """Share, in per cent, of images nearest to their class, described by several templates.
+
+    A class is the mean of its descriptions' unit codes. Only classes that occur are offered, and
+    equal scores count as a guess among them.
+    """
+    present, y = y.unique(return_inverse=True)
+    texts = [template.format(classes[c]) for c in present.tolist() for template in templates]
+    described = F.normalize(encode_text(texts), dim=1).view(len(present), len(templates), -1)
+    found = retrieval(z_image, described.mean(dim=1), (y, torch.arange(len(present))), ks=(1,))
+    return 100 * found["hit@1"]
+
+
+def image_share(z_image: QueryCodes, z_text: ItemCodes) -> Float[np.ndarray, " d"]:
+    """Of each dimension, the share of its mean square that images bring: 1 images only, 0 texts.
+
+    A dimension that never fires gives NaN.
+    """
+    image, text = (np.asarray(_square(z).mean(axis=0)).ravel() for z in (z_image, z_text))
+    with np.errstate(invalid="ignore"):
+        return image / (image + text)
+
+
+def judge(
+    heads: ClipHeads, features: TowerFeatures, encode_text: Callable[[Sequence[str]], Tensor]
+) -> tuple[dict[str, Any], tuple[csr_array, csr_array]]:
+    """Every figure of one split, and the codes of images and captions it was taken from."""
+    pairs = features.pairs
+    z_image, z_text = codes(heads, features)
+    relevant = pairs.relevant()
+    row: dict[str, Any] = both_ways(z_image, z_text, relevant)
+    for side, z, y in (("image", z_image, pairs.y), ("text", z_text, None)):
+        read = readability(z, y)
+        row |= {f"{side} active %": 100 * (1 - read["sparsity"]), f"{side} alive": read["alive"]}
+        row[f"{side} active dims"] = read["active_dims"]
+        if y is not None:
+            row["class consistency"] = read["class_consistency"]
+    share = image_share(z_image, z_text)
+    row["alive"] = float(np.isfinite(share).mean())
+    lives = share[np.isfinite(share)]
+    row["dims of both sides"] = float(((lives > 0.1) & (lives < 0.9)).mean())
+    if pairs.y is not None and pairs.classes is not None:
+        row["zero-shot %"] = zero_shot_accuracy(z_image, pairs.y, pairs.classes, encode_text)
+    return row, (z_image, z_text)
+
+
+def describe_dimensions(
+    z_image: csr_array, z_text: csr_array, pairs: Pairs, top: int = 5
+) -> list[dict[str, Any]]:
+    """Each dimension's words, strongest captions, strongest images, and whose it is."""
+    words = name_dimensions(Features(z_text, items=pairs.captions))
+    share = image_share(z_image, z_text)
+    captions, images = (_strongest(z, top) for z in (z_text, z_image))
+    return [
+        {
+            "dimension": dim,
+            "name": name,
+            "captions": [pairs.captions[row] for row in said],
+            "images": [pairs.image_names[row] for row in shown],
+            "image_share": None if np.isnan(share[dim]) else round(float(share[dim]), 4),
+        }
+        for dim, (name, said, shown) in enumerate(zip(words, captions, images, strict=True))
+    ]
+
+
+def write_report(
+    model: NonNegClip,
+    judged: Mapping[str, TowerFeatures],
+    named_by: TowerFeatures,
+    out: Path,
+    about: Mapping[str, Any],
+    keep: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Judge every split and write the model, its codes and what its dimensions mean to `out`.
+
+    Dimensions are named by the captions of `named_by`, which should be many. `keep` also judges the
+    model shortened to so many dimensions, chosen by the codes of `named_by`, and saves it.
+    """
+
+    def encode_text(texts: Sequence[str]) -> Tensor:
+        return torch.as_tensor(model.encode_text(texts, dense=True))
+
+    figures = {}
+    ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
+    # Wide codes take minutes.
+    with tqdm(total=2 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
+        train_codes = codes(model.heads, named_by)
+        short = None if keep is None else shorten(model, keep, list(train_codes))
+        bar.update()
+        for split, features in judged.items():
+            row, (z_image, z_text) = judge(model.heads, features, encode_text)
+            bar.update()
+            relevant = features.pairs.relevant()
+            if model.heads.image.activation not in SIGNED:
+                row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
+            if short is not None:
+                row["shortened"] = both_ways(*codes(short.heads, features), relevant)
+            figures[split] = row
+            for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
+                codes_of_side.save(out / "features" / f"{split}_{side}.safetensors")
+            bar.update()
+        write_json(out / "dimensions.json", describe_dimensions(*train_codes, named_by.pairs))
+        bar.update()
+    model.figures = {
+        f"{measure}, {split}": round(value, 4)
+        for split, row in figures.items()
+        for measure, value in row.items()
+        if isinstance(value, float)
+    }
+    model.save_pretrained(out / "model")
+    if short is not None:
+        short.save_pretrained(out / "short")
+    return figures
+
+
+def _to_features(
+    z_image: csr_array, z_text: csr_array, pairs: Pairs, about: Mapping[str, Any]
+) -> dict[str, Features]:
+    """One Features of each side, with what a person can look at."""
+    about = {**about, "data": pairs.name, "split": pairs.split, "output": "head"}
+    about |= {"normalised": True, "classes": pairs.classes}
+    image = Features(
+        z_image,
+        y=pairs.y,
+        items=pairs.image_names,
+        about=about | {"side": "image"},
+        thumbnails=[_thumbnail(pairs.open(row)) for row in range(len(pairs))],
+    )
+    text = Features(z_text, items=pairs.captions, about=about | {"side": "text"})
+    return {"image": image, "text": text}
+
+
+def _square(z: Codes) -> Any:
+    return z.square().double().numpy() if isinstance(z, Tensor) else z.multiply(z)
+
+
+def _strongest(z: csr_array, top: int) -> Iterator[list[int]]:
+    columns = z.tocsc()
+    for start, end in zip(columns.indptr, columns.indptr[1:], strict=False):
+        order = np.argsort(-columns.data[start:end], kind="stable")[:top]
+        yield columns.indices[start:end][order].tolist()
+
+
+def _thumbnail(image: Image.Image) -> bytes:
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    encoded = io.BytesIO()
+    image.save(encoded, "JPEG", quality=80)
+    return encoded.getvalue()

@@ -1,0 +1,254 @@
+"""The two towers under a non-negative CLIP: what reads pixels and what reads words.
+
+Whatever library they come from, they look alike to the heads: `pixels` and `tokens` prepare one
+image and a list of texts, `image` and `text` turn batches of those into features, and `save` leaves
+all that `Towers.load` needs, but for the weights, which travel with the heads.
+"""
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ncl_multi.adapters.sentence.encoder import fingerprint
+
+try:
+    import open_clip
+    import transformers
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "needs open_clip and transformers: pip install 'ncl-multi[clip]'"
+    ) from error
+
+Pixels = Float[Tensor, "n c h w"]
+Tokens = Int[Tensor, "n length"]
+
+
+class Towers(nn.Module):
+    """What `NonNegClip` asks of its towers."""
+
+    name: str
+    image_dim: int
+    text_dim: int
+
+    def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
+        """Features of prepared images."""
+        raise NotImplementedError
+
+    def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
+        """Features of prepared texts."""
+        raise NotImplementedError
+
+    def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
+        """One PIL image, prepared."""
+        raise NotImplementedError
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """Texts, prepared."""
+        raise NotImplementedError
+
+    def transform(self) -> str:
+        """What `pixels` does, in words that differ when it does."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Write everything but the weights."""
+        raise NotImplementedError
+
+    @staticmethod
+    def load(folder: Path) -> "Towers":
+        """Towers as `save` left them, with random weights."""
+        if (folder / "open_clip_config.json").exists():
+            return OpenClipTowers.load(folder)
+        return HuggingFaceTowers.load(folder)
+
+    def fingerprint(self) -> str:
+        """A hash of the weights: the same for the same features, whatever the model is called."""
+        return fingerprint(self)
+
+
+class OpenClipTowers(Towers):
+    """The towers of an open_clip model, which may be a timm and a Hugging Face model inside.
+
+    `all_layers`, for a Hugging Face text tower, takes more than its last layer's mean: means of the
+    embeddings, of the middle and of the last layer, and the last layer's maximum, side by side.
+    Frozen, a tower made for sentences has lost words by its last layer that images show.
+    """
+
+    model: Any
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        config: dict[str, Any],
+        tokenizer: Any,
+        *,
+        all_layers: bool = False,
+    ):
+        super().__init__()
+        self.all_layers = all_layers
+        self.name, self.model, self.config, self.tokenizer = name, model, config, tokenizer
+        _keep_out_of_training(model)
+        visual = self.model.visual.to(memory_format=torch.channels_last)
+        self.prepare = image_transform_v2(PreprocessCfg(**visual.preprocess_cfg), is_train=False)
+        self.image_dim = self.text_dim = config["embed_dim"]
+        if config["vision_cfg"].get("timm_proj") == "none":
+            self.image_dim = visual.trunk.num_features
+        if all_layers:
+            self.text_dim *= 4
+
+    def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
+        # Convolutions are much faster this way round, on a CPU too.
+        return self.model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
+
+    def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
+        if not self.all_layers:
+            return self.model.encode_text(tokens)
+        tower = self.model.text
+        mask = tokens != tower.config.pad_token_id
+        layers = tower.transformer(
+            input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True
+        ).hidden_states
+        weight = mask[..., None] / mask.sum(dim=1)[:, None, None].clamp(min=1)
+        means = [(h * weight).sum(dim=1) for h in (layers[0], layers[len(layers) // 2], layers[-1])]
+        largest = layers[-1].masked_fill(~mask[..., None], float("-inf")).amax(dim=1)
+        return torch.cat([*means, largest], dim=1)
+
+    def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
+        return self.prepare(image)
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        tokens = self.tokenizer(list(texts))
+        tower = getattr(self.model, "text", None)
+        if isinstance(tower, open_clip.hf_model.HFTextEncoder):
+            # This tower masks its padding, so columns that hold nothing else are wasted time.
+            used = (tokens != tower.config.pad_token_id).any(dim=0)
+            tokens = tokens[:, : max(1, int(used.sum()))]
+        return tokens
+
+    def transform(self) -> str:
+        # As JSON, in which a saved and loaded configuration looks the same.
+        return json.dumps(self.model.visual.preprocess_cfg, default=str)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = getattr(self.model, "text", None)
+        if isinstance(text, open_clip.hf_model.HFTextEncoder):
+            text.config.save_pretrained(folder)
+        if isinstance(self.tokenizer, open_clip.tokenizer.HFTokenizer):
+            self.tokenizer.save_pretrained(folder)
+        kept = {
+            "name": self.name,
+            "model_cfg": self.config,
+            "preprocess_cfg": self.model.visual.preprocess_cfg,
+            "all_layers": self.all_layers,
+        }
+        (folder / "open_clip_config.json").write_text(json.dumps(kept, indent=2))
+
+    @staticmethod
+    def load(folder: Path) -> "OpenClipTowers":
+        kept = json.loads((folder / "open_clip_config.json").read_text())
+        config = kept["model_cfg"]
+        if config["text_cfg"].get("hf_model_name"):
+            config["text_cfg"]["hf_model_name"] = str(folder)
+        model = build_open_clip(config)
+        model.visual.preprocess_cfg = kept["preprocess_cfg"]
+        # open_clip knows SigLIP's own tokenizer by the model's name alone.
+        by_name = "siglip" in kept["name"].lower() and not config["text_cfg"].get(
+            "hf_tokenizer_name"
+        )
+        source = kept["name"] if by_name else f"local-dir:{folder}"
+        tokenizer = open_clip.get_tokenizer(source)
+        return OpenClipTowers(kept["name"], model, config, tokenizer, all_layers=kept["all_layers"])
+
+
+class HuggingFaceTowers(Towers):
+    """The towers of a Hugging Face CLIP or SigLIP model."""
+
+    model: Any
+
+    def __init__(self, name: str, model: nn.Module, tokenizer: Any, image_processor: Any):
+        super().__init__()
+        self.name, self.model = name, model
+        self.tokenizer, self.image_processor = tokenizer, image_processor
+        if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
+            raise ValueError(
+                f"{name} has no image and text tower: it is a {type(model).__name__}. Give a CLIP "
+                f"or SigLIP model, or two towers as <timm name>+<Hugging Face text model>"
+            )
+        _keep_out_of_training(model)
+        config = self.model.config
+        shared = getattr(config, "projection_dim", None)
+        self.image_dim = shared or config.vision_config.hidden_size
+        self.text_dim = shared or config.text_config.projection_size
+        self.length: int = config.text_config.max_position_embeddings
+
+    def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
+        return _pooled(self.model.get_image_features(pixel_values=pixels))
+
+    def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
+        return _pooled(self.model.get_text_features(input_ids=tokens))
+
+    def pixels(self, image: Any) -> Float[Tensor, "c h w"]:
+        return self.image_processor(image, return_tensors="pt")["pixel_values"][0]
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        # CLIP reads the end of the text, SigLIP was trained on padding: neither asks for a mask.
+        return self.tokenizer(
+            list(texts),
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_tensors="pt",
+        )["input_ids"]
+
+    def transform(self) -> str:
+        return str(self.image_processor)
+
+    def save(self, folder: Path) -> None:
+        for part in (self.model.config, self.tokenizer, self.image_processor):
+            part.save_pretrained(folder)
+        (folder / "name.json").write_text(json.dumps(self.name))
+
+    @staticmethod
+    def load(folder: Path) -> "HuggingFaceTowers":
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+        name = json.loads((folder / "name.json").read_text())
+        return HuggingFaceTowers(name, model, *processors_of(str(folder)))
+
+
+def build_open_clip(config: dict[str, Any], *, pretrained: bool = False) -> Any:
+    """An open_clip model from its config."""
+    config = deepcopy(config)
+    if not pretrained:
+        config["vision_cfg"].pop("timm_model_pretrained", None)
+        if "hf_model_name" in config["text_cfg"]:
+            config["text_cfg"]["hf_model_pretrained"] = False
+    custom = config.pop("custom_text", False) or config["text_cfg"].get("hf_model_name")
+    if "multimodal_cfg" in config:
+        return open_clip.CoCa(**config)
+    return open_clip.CustomTextCLIP(**config) if custom else open_clip.CLIP(**config)
+
+
+def processors_of(source: str) -> tuple[Any, Any]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    return tokenizer, transformers.AutoImageProcessor.from_pretrained(source)
+
+
+def _pooled(output: Any) -> Tensor:
+    """Older transformers return the feature itself."""
+    return output if isinstance(output, Tensor) else output.pooler_output
+
+
+def _keep_out_of_training(model: nn.Module) -> None:
+    """The model's own temperature takes no part in the loss, which DDP would not forgive."""
+    for name, weight in model.named_parameters():
+        if name in ("logit_scale", "logit_bias"):
+            weight.requires_grad_(False)

@@ -1,0 +1,1 @@
+"""One page that shows what every dimension of a run fires for."""

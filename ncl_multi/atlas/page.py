@@ -1,0 +1,286 @@
+"""The atlas: one self-contained page on what every dimension of a run means.
+
+Usage:
+    python -m ncl_multi.atlas.page runs/clip_ncl
+"""
+
+import base64
+import gzip
+import hashlib
+import html
+import io
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ncl_multi.atlas.tables import NEAREST, NONE, REASONS, SHOWN, TOP, tables
+from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import name_dimensions
+from ncl_multi.files import atomic
+
+try:
+    from PIL import Image, UnidentifiedImageError
+    from tqdm.auto import tqdm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs pillow and tqdm: pip install 'ncl-multi[train]'") from error
+
+MOST_ITEMS = 10_000
+LARGEST = 14_500_000
+"""Bytes of a page; pictures that do not fit are left out, those no card shows first."""
+
+_SPLITS = ("test", "validation", "val", "dev")
+
+
+@dataclass(frozen=True)
+class _Space:
+    """One set of codes of the items: the run's own, or its twin's."""
+
+    title: str
+    z: Tensor
+    names: list[str]
+
+
+def write_atlas(run: Path) -> Path:
+    """Write `<run>/atlas.html` from the features in `<run>/features`, and the twin's if there.
+
+    Only what the head put out is shown. Files that differ in `about["side"]` are shown together,
+    as CLIP's images and texts; of several splits, the test split. Of more than 10,000 items, as
+    many are taken at even distances.
+    """
+    run = Path(run)
+    chosen = head_features(run / "features")
+    limit = MOST_ITEMS // len(chosen)
+    kept = {name: _spread(len(features), limit) for name, features in chosen.items()}
+    sides = [_take(features, kept[name]) for name, features in chosen.items()]
+    spaces = [_space(_title(sides[0]), sides, sides)]
+    twins = [run / "twin" / "features" / f"{name}.safetensors" for name in chosen]
+    if all(path.exists() for path in twins):
+        theirs = [Features.load(path) for path in twins]
+        for path, twin, ours in zip(twins, theirs, chosen.values(), strict=True):
+            if len(twin) != len(ours):
+                raise ValueError(
+                    f"{path} must hold the items of the run itself, {len(ours)}; got {len(twin)}"
+                )
+        taken = [_take(twin, rows) for twin, rows in zip(theirs, kept.values(), strict=True)]
+        spaces.append(_space("Twin", taken, sides))
+    page = _page(run.resolve().name, sides, spaces, sum(map(len, chosen.values())))
+    with atomic(run / "atlas.html") as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    return run / "atlas.html"
+
+
+def head_features(folder: Path) -> dict[str, Features]:
+    """What the head put out for each side of a run, by file name; the test split, if any."""
+    sides: dict[Any, tuple[str, Features]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        features = Features.load(path)
+        if features.about.get("output") == "encoder" or len(features) == 0:
+            continue
+        side = features.about.get("side")
+        if side not in sides or _rank(features) < _rank(sides[side][1]):
+            sides[side] = (path.stem, features)
+    if not sides:
+        raise FileNotFoundError(
+            f"no features of a head in {folder}; a recipe writes them at the end of a run"
+        )
+    widths = {name: features.dims for name, features in sides.values()}
+    if len(set(widths.values())) > 1:
+        raise ValueError(f"sides shown together must have the same width; got {widths}")
+    if max(widths.values()) >= NONE:
+        raise ValueError(f"a page holds at most {NONE - 1} dimensions; got {widths}: shorten first")
+    return dict(sides.values())
+
+
+def _rank(features: Features) -> int:
+    split = str(features.about.get("split", ""))
+    return _SPLITS.index(split) if split in _SPLITS else len(_SPLITS)
+
+
+def _spread(rows: int, limit: int) -> np.ndarray:
+    return np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(int))
+
+
+def _take(features: Features, rows: np.ndarray) -> Features:
+    def pick(entries: Sequence[Any] | None) -> list[Any] | None:
+        return None if entries is None else [entries[row] for row in rows]
+
+    return replace(
+        features,
+        z=features.z[rows],
+        y=None if features.y is None else features.y[torch.from_numpy(rows)],
+        items=pick(features.items),
+        thumbnails=pick(features.thumbnails),
+    )
+
+
+def _title(features: Features) -> str:
+    signed = features.about.get("activation") in ("none", "gelu", "leaky_relu")
+    return "Signed" if signed else "NCL"
+
+
+def _space(title: str, codes: Sequence[Features], items: Sequence[Features]) -> _Space:
+    z = torch.cat([side.dense().detach().float().cpu() for side in codes])
+    # Words name best, and CLIP's texts best of all; a run may also bring names of its own.
+    wordy = max(range(len(items)), key=lambda n: (_is_text(items[n]), bool(items[n].items)))
+    names = codes[wordy].about.get("names") or name_dimensions(items[wordy], codes[wordy].z)
+    return _Space(title, F.normalize(z, dim=1), [str(name) for name in names])
+
+
+def _is_text(features: Features) -> bool:
+    return features.about.get("side") == "text"
+
+
+def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total: int) -> str:
+    labels, classes = _labels(sides)
+    side_of = np.repeat(np.arange(len(sides)), [len(side) for side in sides])
+    arrays: dict[str, np.ndarray] = {"side": side_of.astype("u1")}
+    if classes:
+        arrays["labels"] = labels
+    per_side = NEAREST if len(sides) == 1 else 4
+    facts = []
+    for number, space in enumerate(spaces):
+        found, fact = tables(space.z, side_of, labels if classes else None, per_side)
+        arrays |= {f"{number}.{name}": array for name, array in found.items()}
+        facts.append(fact)
+    items = [_text(side, row) for side in sides for row in range(len(side))]
+    about: dict[str, Any] = {
+        "about": _describe(sides[0].about, len(items), total),
+        "sides": [str(side.about.get("side") or "") for side in sides],
+        "classes": classes or None,
+        "items": items,
+        "top": TOP,
+        "shown": SHOWN,
+        "nearest": per_side * len(sides),
+        "reasons": REASONS,
+        "spaces": [
+            {"title": space.title, "names": space.names, "facts": fact}
+            for space, fact in zip(spaces, facts, strict=True)
+        ],
+    }
+    room = LARGEST - len(_packed(about, arrays))
+    order = _by_need([arrays[f"{number}.topItems"] for number in range(len(spaces))], len(items))
+    pictures = _pictures([(side, row) for side in sides for row in range(len(side))], order, room)
+    arrays["ends"] = np.cumsum([0, *map(len, pictures)]).astype("u4")
+    return _fill(f"Atlas of {title}", _packed(about, arrays), "".join(pictures))
+
+
+def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
+    """A class number an item, and the names of the classes."""
+    per_side = [
+        side.y.long().numpy()
+        if side.y is not None and side.y.ndim == 1 and not side.y.is_floating_point()
+        else np.full(len(side), NONE)
+        for side in sides
+    ]
+    labels = np.concatenate(per_side)
+    labels = np.where((labels < 0) | (labels >= NONE), NONE, labels).astype("u2")
+    known = labels[labels != NONE]
+    if not len(known):
+        return labels, []
+    given = next((side.about["classes"] for side in sides if side.about.get("classes")), ())
+    names = [str(name) for name in given]
+    return labels, names + [f"class {n}" for n in range(len(names), int(known.max()) + 1)]
+
+
+def _text(features: Features, row: int) -> str:
+    if features.items is not None and str(features.items[row]).strip():
+        return str(features.items[row])
+    return f"{features.about.get('side') or 'item'} {row}"
+
+
+def _describe(about: dict[str, Any], shown: int, total: int) -> str:
+    told = [f"{key} {about[key]}" for key in ("model", "data", "split", "seed") if key in about]
+    return " · ".join([*told, f"{shown:,} items" + (f" of {total:,}" if shown < total else "")])
+
+
+def _by_need(tops: Sequence[np.ndarray], count: int) -> list[int]:
+    """Items in the order in which their pictures are needed: the first of every card first."""
+    ranked = np.concatenate([column for top in tops for column in top.T[:, None]], axis=0)
+    ranked = np.concatenate([*(ranked[n::TOP].ravel() for n in range(TOP)), np.arange(count)])
+    items, first = np.unique(ranked, return_index=True)
+    return [int(item) for item in items[np.argsort(first)] if item != NONE]
+
+
+def _pictures(items: Sequence[tuple[Features, int]], order: Sequence[int], room: int) -> list[str]:
+    """Each item's picture in base64, small enough for all of them to fit, or else the empty one."""
+    with_picture = [n for n in order if items[n][0].thumbnails is not None]
+    pictures = [""] * len(items)
+    if not with_picture:
+        return pictures
+
+    def shrink(item: int, size: int) -> str:
+        features, row = items[item]
+        return _shrink((features.thumbnails or ())[row], size)
+
+    sample = with_picture[:: max(1, len(with_picture) // 40)]
+    for size in (112, 80, 64, 48, 40):
+        mean = sum(len(shrink(item, size)) for item in sample) / len(sample)
+        if mean * len(with_picture) <= room:
+            break
+    for item in tqdm(with_picture, desc="pictures", leave=False, disable=len(with_picture) < 500):
+        picture = shrink(item, size)
+        if len(picture) > room:
+            break
+        pictures[item], room = picture, room - len(picture)
+    return pictures
+
+
+def _shrink(encoded: bytes, size: int) -> str:
+    try:
+        with Image.open(io.BytesIO(encoded)) as opened:
+            image = opened.convert("RGBA" if opened.has_transparency_data else "RGB")
+    except (UnidentifiedImageError, OSError):
+        return ""
+    image.thumbnail((size, size))
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=60, method=4)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _packed(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """A header in JSON and the arrays behind it, compressed, in letters that no markup can hold."""
+    layout: dict[str, list[Any]] = {}
+    body = b""
+    for name, array in arrays.items():
+        layout[name] = [array.dtype.str[1:], len(body), array.size]
+        content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        body += content + bytes(-len(content) % 4)
+    header = json.dumps(about | {"arrays": layout, "start": 0}).encode()
+    start = len(header) + 4 + 12
+    start += -start % 4
+    header = json.dumps(about | {"arrays": layout, "start": start}).encode()
+    content = struct.pack("<I", len(header)) + header
+    return base64.b64encode(
+        gzip.compress(content + bytes(start - len(content)) + body, mtime=0)
+    ).decode()
+
+
+def _fill(title: str, data: str, pictures: str) -> str:
+    template = (files("ncl_multi.atlas") / "page.html").read_text(encoding="utf-8")
+
+    def allowed(tag: str) -> str:
+        inline = re.search(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        digest = hashlib.sha256(inline[1].encode() if inline else b"").digest()
+        return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {allowed('style')}; "
+        f"script-src {allowed('script')}; base-uri 'none'; form-action 'none'"
+    )
+    places = {
+        "__TITLE__": html.escape(title),
+        "__CSP__": policy,
+        "__DATA__": data,
+        "__PICTURES__": pictures,
+    }
+    return re.sub("|".join(places), lambda place: places[place[0]], template)

@@ -1,0 +1,1 @@
+"""What can be done with codes: store, search, explain, name, shorten, export."""

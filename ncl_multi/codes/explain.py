@@ -1,0 +1,151 @@
+"""Why two items match, what a dimension means, and how to search without it.
+
+The cosine of two non-negative codes is a sum of non-negative parts, one a shared dimension, so a
+match can be taken apart exactly. Signed codes cannot: their parts cancel.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, issparse
+
+if TYPE_CHECKING:
+    from ncl_multi.codes.search import SparseIndex
+
+Code = Any
+"""One code, or rows of codes: a tensor, an array or a `scipy.sparse.csr_array`."""
+
+
+class Part(NamedTuple):
+    """What one dimension adds to a similarity."""
+
+    dimension: int
+    name: str
+    share: float
+
+
+class Match(NamedTuple):
+    """One search result and the parts that its score is the sum of."""
+
+    id: int
+    score: float
+    parts: list[Part]
+
+
+def explain(a: Code, b: Code, names: Sequence[str] | None = None) -> list[Part]:
+    """The shared dimensions of two codes, largest share first.
+
+    The shares sum to the cosine similarity. Codes that share nothing give an empty list.
+
+    Example:
+        >>> parts = explain(torch.tensor([3.0, 0.0, 4.0]), torch.tensor([0.0, 1.0, 1.0]))
+        >>> [(part.dimension, round(part.share, 3)) for part in parts]
+        [(2, 0.566)]
+    """
+    rows = [unit_rows(code) for code in (a, b)]
+    if any(row.shape[0] != 1 for row in rows):
+        raise ValueError(
+            f"explain takes one code and one code; got {rows[0].shape[0]} and "
+            f"{rows[1].shape[0]} rows"
+        )
+    if rows[0].shape[1] != rows[1].shape[1]:
+        raise ValueError(
+            f"codes must have the same width; got {rows[0].shape[1]} and {rows[1].shape[1]}"
+        )
+    _check_names(names, rows[0].shape[1])
+    shared = csr_array(rows[0] * rows[1])
+    order = np.argsort(-shared.data, kind="stable")
+    return [
+        Part(int(dim), _name(names, int(dim)), float(share))
+        for dim, share in zip(shared.indices[order], shared.data[order], strict=True)
+        if share > 0
+    ]
+
+
+def why(
+    query: Code, index: "SparseIndex", k: int = 10, names: Sequence[str] | None = None
+) -> list[Match]:
+    """The k best items of an index for one query, each with the parts of its score."""
+    ids, scores = index.search(query, k)
+    found = ids[0] >= 0
+    codes = index.codes(ids[0][found])
+    return [
+        Match(int(item), float(score), explain(query, codes[[row]], names or index.names))
+        for row, (item, score) in enumerate(zip(ids[0][found], scores[0][found], strict=True))
+    ]
+
+
+def steer(
+    code: Code,
+    *,
+    drop: Iterable[int | str] = (),
+    boost: Mapping[int | str, float] | None = None,
+    names: Sequence[str] | None = None,
+) -> csr_array:
+    """The code without some concepts and with more of others, to search again with.
+
+    Dimensions are given by number, or by name where `names` are given (a name that several
+    dimensions share means all of them). `boost` adds to the unit code: 0.5 adds a concept at half
+    the length of the whole code, whether the code had it or not. Rows come out of unit length.
+
+    Example:
+        >>> steer(torch.tensor([[0.6, 0.8, 0.0]]), drop=[1], boost={2: 0.6}).toarray().round(3)
+        array([[0.707, 0.   , 0.707]])
+    """
+    z = unit_rows(code)
+    _check_names(names, z.shape[1])
+    steered = z.tolil()
+    for which in drop:
+        steered[:, _dimensions(which, z.shape[1], names)] = 0
+    for which, weight in (boost or {}).items():
+        if not weight >= 0:
+            raise ValueError(f"boost adds weight, at least 0; got {weight} for {which!r}. Use drop")
+        for dim in _dimensions(which, z.shape[1], names):
+            steered[:, [dim]] = steered[:, [dim]].toarray() + weight
+    return unit_rows(csr_array(steered))
+
+
+def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
+    """Codes in any form as sparse rows of unit length in double precision; zero rows stay zero."""
+    if isinstance(code, torch.Tensor):
+        code = code.detach().cpu().double().numpy()
+    # A copy: tidying up must not reorder the caller's own arrays.
+    z = csr_array(
+        code if issparse(code) else np.atleast_2d(np.asarray(code)), dtype=np.float64, copy=True
+    )
+    if z.ndim == 1:
+        z = csr_array(z.reshape(1, -1))
+    z.sum_duplicates()
+    if not np.isfinite(z.data).all():
+        raise ValueError("codes hold NaN or infinity")
+    if not signed and z.nnz and z.data.min() < 0:
+        raise ValueError(
+            f"codes must be non-negative; got {z.data.min():.4g}. Parts of signed codes cancel: "
+            f"train with activation='relu'"
+        )
+    row = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+    length = np.sqrt(np.bincount(row, weights=z.data**2, minlength=z.shape[0]))[row]
+    z.data /= np.where(length > 0, length, 1)
+    return z
+
+
+def _dimensions(which: int | str, dims: int, names: Sequence[str] | None) -> list[int]:
+    if isinstance(which, str):
+        found = [dim for dim, name in enumerate(names or ()) if name == which]
+        if not found:
+            raise ValueError(f"no dimension is called {which!r}; pass a number, or names=...")
+        return found
+    if not 0 <= which < dims:
+        raise ValueError(f"dimension must lie in 0..{dims - 1}; got {which}")
+    return [int(which)]
+
+
+def _check_names(names: Sequence[str] | None, dims: int) -> None:
+    if names is not None and len(names) != dims:
+        raise ValueError(f"names must be one a dimension, {dims}; got {len(names)}")
+
+
+def _name(names: Sequence[str] | None, dim: int) -> str:
+    return names[dim] if names is not None and names[dim] else f"dimension {dim}"

@@ -1,0 +1,296 @@
+"""An exact search index for sparse non-negative codes: inverted lists, no server.
+
+An item can only match where it shares an active dimension, so a query walks the lists of its own
+few dimensions instead of all items. Who outgrows one machine finds the forms of the large engines
+in `ncl_multi.codes.engines`.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from scipy.sparse import csr_array, hstack
+
+from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.features import read_safetensors
+from ncl_multi.codes.inverted import MOST_ITEMS, Block, scan
+from ncl_multi.files import atomic
+
+FORMAT = "ncl_multi.index/1"
+
+
+class SparseIndex:
+    """Codes to search by cosine similarity, exactly.
+
+    Codes are brought to unit length when they come in, so a score is the sum of the shares that
+    `explain` gives. An item is found only if it shares an active dimension with the query; an item
+    with no active dimension is kept and never found.
+
+    Args:
+        dims: Width of the codes.
+        names: A name for each dimension, for `why`; saved with the index.
+
+    Example:
+        >>> index = SparseIndex(3)
+        >>> index.add([7, 8], np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
+        >>> ids, scores = index.search(np.array([[1.0, 0.0, 0.0]]), k=2)
+        >>> ids, scores.round(3)
+        (array([[ 7, -1]]), array([[0.707, 0.   ]], dtype=float32))
+    """
+
+    def __init__(self, dims: int, names: Sequence[str] | None = None):
+        if dims < 1:
+            raise ValueError(f"dims must be at least 1; got {dims}")
+        if names is not None and len(names) != dims:
+            raise ValueError(f"names must be one a dimension, {dims}; got {len(names)}")
+        self.dims = dims
+        self.names = None if names is None else list(names)
+        self._blocks: list[Block] = []
+        # Additions wait here, so that many small ones cost as little as one large.
+        self._waiting: list[tuple[np.ndarray, csr_array]] = []
+        self._waiting_ids: set[int] = set()
+
+    def __len__(self) -> int:
+        return sum(int(block.live.sum()) for block in self._blocks) + len(self._waiting_ids)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The ids in the index."""
+        self._settle()
+        return np.concatenate([np.empty(0, np.int64), *(b.ids[b.live] for b in self._blocks)])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index in bytes."""
+        self._settle()
+        return sum(
+            part.nbytes
+            for block in self._blocks
+            for part in (*block.tensors().values(), block.order)
+        )
+
+    def add(self, ids: Sequence[int] | np.ndarray, codes: Any) -> None:
+        """Take in codes, one row an id. Ids are whole numbers from 0 and must be new."""
+        numbers, z = _numbers(ids), self._rows(codes)
+        if len(numbers) != z.shape[0]:
+            raise ValueError(f"ids must be one a code; got {len(numbers)} for {z.shape[0]} codes")
+        unique, counts = np.unique(numbers, return_counts=True)
+        known = unique[(self._find(unique) >= 0).any(axis=0)] if self._blocks else unique[:0]
+        again = [*unique[counts > 1].tolist(), *known.tolist()]
+        again += self._waiting_ids.intersection(unique.tolist()) if self._waiting_ids else []
+        if again:
+            raise ValueError(f"ids must not repeat; got {again[:5]} again. Remove them first")
+        self._waiting.append((numbers, z.astype(np.float32)))
+        self._waiting_ids.update(numbers.tolist())
+
+    def remove(self, ids: Sequence[int] | np.ndarray) -> None:
+        """Take items out; their ids may be added again. An error leaves all of them in."""
+        self._settle()
+        numbers = np.unique(_numbers(ids))
+        rows = self._find(numbers)
+        unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
+        if len(unknown):
+            raise ValueError(f"the index does not hold {unknown[:5].tolist()}")
+        for place, block in enumerate(self._blocks):
+            block.live[rows[place][rows[place] >= 0]] = False
+        half_empty = [block for block in self._blocks if 2 * block.live.sum() < len(block.live)]
+        self._blocks = [block for block in self._blocks if block not in half_empty]
+        for block in half_empty:
+            if block.live.any():
+                self._append(block.ids[block.live], csr_array(block.lists()[:, block.live]))
+
+    def search(
+        self,
+        codes: Any,
+        k: int = 10,
+        *,
+        within: Sequence[int] | np.ndarray | None = None,
+        threads: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k items of highest cosine similarity for each query, best first.
+
+        Where fewer than k items share a dimension with the query, the rest is id -1 at score 0.
+
+        Args:
+            codes: One query or rows of queries.
+            k: Number of items for each.
+            within: Look only among these ids: a filter.
+            threads: Queries looked up at the same time; all cores by default.
+
+        Returns:
+            Ids and scores, one row a query.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1; got {k}")
+        self._settle()
+        if not any(block.live.any() for block in self._blocks):
+            raise ValueError("the index is empty: add codes before searching")
+        z = self._rows(codes)
+        empty = np.flatnonzero(np.diff(z.indptr) == 0)
+        if len(empty):
+            raise ValueError(
+                f"a query of zeros matches nothing; got it in rows {empty[:5].tolist()}. "
+                f"A wider head, or a higher density or k, leaves no item without features"
+            )
+        query = (z.indptr.astype(np.int64), z.indices.astype(np.int64), z.data.astype(np.float32))
+        allowed = self._allowed(within)
+        scores = np.zeros((z.shape[0], k), np.float32)
+        places = np.full((z.shape[0], k), -1, np.int64)
+        threads = min(threads or os.cpu_count() or 1, z.shape[0])
+        edges = np.linspace(0, z.shape[0], threads + 1).astype(int).tolist()
+
+        def look_up(start: int, end: int) -> None:
+            first = 0
+            for block, mask in zip(self._blocks, allowed, strict=True):
+                lists = (block.starts, block.rows, block.values, mask)
+                scan(*lists, *query, start, end, first, scores, places)
+                first += len(block.ids)
+
+        if threads == 1:
+            look_up(0, z.shape[0])
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(look_up, edges[:-1], edges[1:]))
+        order = np.lexsort((places, -scores), axis=1)
+        scores, places = (np.take_along_axis(x, order, axis=1) for x in (scores, places))
+        return self._ids_at(places), scores
+
+    def codes(self, ids: Sequence[int] | np.ndarray) -> csr_array:
+        """The codes of these ids, unit rows in the order given."""
+        self._settle()
+        numbers = _numbers(ids)
+        result = csr_array((len(numbers), self.dims), dtype=np.float32)
+        rows = self._find(numbers)
+        unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
+        if len(unknown):
+            raise ValueError(f"the index does not hold {unknown[:5].tolist()}")
+        for block, found in zip(self._blocks, rows, strict=True):
+            here = np.flatnonzero(found >= 0)
+            unique, inverse = np.unique(found[here], return_inverse=True)
+            spread = (np.ones(len(here), np.float32), (here, inverse))
+            chosen = csr_array(spread, shape=(len(numbers), len(unique)))
+            result = result + chosen @ block.codes(unique)
+        return csr_array(result)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file, whole or not at all."""
+        self._settle()
+        tensors = {
+            f"{number}.{name}": part
+            for number, block in enumerate(self._blocks)
+            for name, part in block.tensors().items()
+        }
+        about = {"dims": self.dims, "names": self.names, "blocks": len(self._blocks)}
+        with atomic(path) as unfinished:
+            save_file(tensors, unfinished, {"format": FORMAT, "about": json.dumps(about)})
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SparseIndex":
+        """Read a file written by `save`."""
+        tensors, about = read_safetensors(
+            path, FORMAT, "index", "SparseIndex.save writes one", framework="np"
+        )
+        try:
+            index = cls(about["dims"], about["names"])
+            for number in range(about["blocks"]):
+                parts = {name: tensors[f"{number}.{name}"] for name in Block.PARTS}
+                index._blocks.append(Block(**parts).checked(index.dims))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return index
+
+    def _rows(self, codes: Any) -> csr_array:
+        z = unit_rows(codes)
+        if z.shape[1] != self.dims:
+            raise ValueError(
+                f"this index holds codes of {self.dims} dimensions; got {z.shape[1]}. "
+                f"Encode with the model that made the index"
+            )
+        z.eliminate_zeros()
+        return z
+
+    def _find(self, ids: np.ndarray) -> np.ndarray:
+        """A line a block: the row of each id there, or -1."""
+        return np.array([block.find(ids) for block in self._blocks]).reshape(-1, len(ids))
+
+    def _ids_at(self, places: np.ndarray) -> np.ndarray:
+        """Ids of places counted through all blocks; -1 stays -1."""
+        ids = np.full(places.shape, -1, np.int64)
+        first = 0
+        for block in self._blocks:
+            here = (places >= first) & (places < first + len(block.ids))
+            ids[here] = block.ids[places[here] - first]
+            first += len(block.ids)
+        return ids
+
+    def _allowed(self, within: Sequence[int] | np.ndarray | None) -> list[np.ndarray]:
+        """For each block, which rows a search may return."""
+        if within is None:
+            return [block.live for block in self._blocks]
+        masks = [np.zeros(len(block.live), bool) for block in self._blocks]
+        for mask, rows in zip(masks, self._find(_numbers(within)), strict=True):
+            mask[rows[rows >= 0]] = True
+        return masks
+
+    def _settle(self) -> None:
+        """Bring what waits into blocks."""
+        if self._waiting:
+            ids = np.concatenate([numbers for numbers, _ in self._waiting])
+            z = _stack([codes for _, codes in self._waiting])
+            self._waiting, self._waiting_ids = [], set()
+            self._append(ids, csr_array(z.T))
+
+    def _append(self, ids: np.ndarray, lists: csr_array) -> None:
+        """Add items as columns of inverted lists, filling up the last block first."""
+        if self._blocks and len(self._blocks[-1].ids) < MOST_ITEMS:
+            last = self._blocks.pop()
+            ids = np.concatenate([last.ids[last.live], ids])
+            lists = csr_array(hstack([last.lists()[:, last.live], lists]))
+        for start in range(0, len(ids), MOST_ITEMS):
+            part = (
+                lists if len(ids) <= MOST_ITEMS else csr_array(lists[:, start : start + MOST_ITEMS])
+            )
+            part.sort_indices()
+            block_ids = ids[start : start + MOST_ITEMS]
+            self._blocks.append(
+                Block(
+                    ids=block_ids,
+                    starts=part.indptr.astype(np.int64),
+                    rows=part.indices.astype(np.uint16),
+                    values=part.data.astype(np.float32),
+                    live=np.ones(len(block_ids), bool),
+                )
+            )
+
+
+def _numbers(ids: Iterable[int] | np.ndarray) -> np.ndarray:
+    numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise ValueError(
+            f"ids must be a list of whole numbers; got {numbers.dtype} of shape {numbers.shape}"
+        )
+    numbers = numbers.astype(np.int64)
+    if len(numbers) and numbers.min() < 0:
+        raise ValueError(f"ids must be at least 0; got {numbers.min()}")
+    return numbers
+
+
+def _stack(rows: Sequence[csr_array]) -> csr_array:
+    if len(rows) == 1:
+        return rows[0]
+    starts = np.cumsum([0, *(part.nnz for part in rows)])
+    indptr = [part.indptr[1:] + start for part, start in zip(rows, starts, strict=False)]
+    return csr_array(
+        (
+            np.concatenate([part.data for part in rows]),
+            np.concatenate([part.indices for part in rows]),
+            np.concatenate([[0], *indptr]),
+        ),
+        shape=(sum(part.shape[0] for part in rows), rows[0].shape[1]),
+    )

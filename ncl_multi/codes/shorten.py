@@ -1,0 +1,181 @@
+"""Fewer dimensions without training again.
+
+The paper keeps the dimensions of highest expected activation. Where the head standardises its
+output, all dimensions are about as active, and those a little above the rest tend to be alike; so
+the default also asks what the kept ones already cover.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.features import Features
+from ncl_multi.head import NonNegHead
+
+Model = TypeVar("Model", bound=nn.Module)
+Rule = Literal["coverage", "activation"]
+
+_ROWS = 10_000
+"""Codes of each side that are looked at to see what covers what."""
+
+
+def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") -> Model:
+    """A copy of a model whose codes have only the `dims` dimensions most worth keeping.
+
+    Every `NonNegHead` in the model is cut to the same dimensions, in their old order, so that the
+    two sides of CLIP still fit. The copy saves, loads and exports like the model. A classifier
+    behind the head, if there is one, stays as it was.
+
+    Args:
+        model: A `NonNegHead`, or any model that holds some.
+        dims: Number of dimensions to keep.
+        features: Codes of this model on data like the data to come: `Features`, a tensor or a
+            `csr_array`; or a list of them, which count alike, as CLIP's images and texts.
+        by: What is worth keeping, see `worth_keeping`.
+
+    Example:
+        >>> head = NonNegHead(8, 64).eval()
+        >>> x = torch.randn(100, 8)
+        >>> shorten(head, 16, head(x))(x).shape
+        torch.Size([100, 16])
+    """
+    heads = [module for module in model.modules() if isinstance(module, NonNegHead)]
+    if not heads:
+        raise ValueError(
+            f"shorten needs a model with a NonNegHead; {type(model).__name__} has none"
+        )
+    widths = {head.out_dim for head in heads}
+    if len(widths) > 1:
+        raise ValueError(f"heads to shorten together must be equally wide; got {sorted(widths)}")
+    (width,) = widths
+    kept = worth_keeping(features, dims, by=by)
+    got = {part.shape[1] for part in _parts(features)}
+    if got != {width}:
+        raise ValueError(
+            f"features must be codes of this model, {width} wide; got {', '.join(map(str, got))}"
+        )
+    if isinstance(model, NonNegHead):
+        return _cut(model, kept)  # type: ignore[return-value]
+    shorter = deepcopy(model)
+    holders = [
+        module
+        for module in shorter.modules()
+        if any(isinstance(part, NonNegHead) for part in module.modules())
+        and not isinstance(module, NonNegHead)
+    ]
+    for module in holders:
+        for name, child in module.named_children():
+            if isinstance(child, NonNegHead):
+                setattr(module, name, _cut(child, kept))
+        _tell(module, width, dims)
+    return shorter
+
+
+def worth_keeping(features: Any, dims: int, *, by: Rule = "coverage") -> Tensor:
+    """The numbers of the `dims` dimensions to keep, in ascending order.
+
+    Use it to cut stored codes, or names, as `shorten` cuts the model. `activation` is the paper's
+    rule, the highest expected activation. `coverage` takes one dimension after another, each time
+    the one with most activity that a linear combination of those taken does not explain (pivoted
+    Cholesky); dimensions that say the same are taken once.
+
+    Example:
+        >>> z = torch.tensor([[3.0, 3.0, 0.0], [3.0, 3.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> worth_keeping(z, 2, by="activation"), worth_keeping(z, 2)
+        (tensor([0, 1]), tensor([0, 2]))
+    """
+    parts = _parts(features)
+    width = parts[0].shape[1]
+    if any(part.shape[1] != width for part in parts):
+        raise ValueError(
+            f"features must be equally wide; got {', '.join(str(p.shape[1]) for p in parts)}"
+        )
+    if not 1 <= dims <= width:
+        raise ValueError(f"dims must lie in 1..{width}, the width of the codes; got {dims}")
+    if by == "coverage":
+        kept = _covering(sum(_products(part) for part in parts), dims)
+    elif by == "activation":
+        expected = np.mean([part.mean(axis=0) for part in parts], axis=0)
+        kept = torch.from_numpy(np.argsort(-expected, kind="stable")[:dims].copy())
+    else:
+        raise ValueError(f"by must be coverage or activation; got {by!r}")
+    return kept.sort().values
+
+
+def _products(z: Any) -> Tensor:
+    """Mean product of every two dimensions."""
+    rows = np.unique(np.linspace(0, z.shape[0] - 1, min(z.shape[0], _ROWS)).astype(int))
+    z = torch.from_numpy(z[rows].astype(np.float32).toarray())
+    return (z.T @ z).double() / len(z)
+
+
+def _covering(products: Any, dims: int) -> Tensor:
+    factor = products.new_zeros(len(products), dims)
+    left = products.diagonal().clone()
+    taken: list[int] = []
+    for step in range(dims):
+        pivot = int(left.argmax())
+        taken.append(pivot)
+        explained = products[:, pivot] - factor[:, :step] @ factor[pivot, :step]
+        # Rounding leaves a little of what is fully explained; it must not be blown up.
+        factor[:, step] = explained / left[pivot].clamp(min=1e-12).sqrt()
+        left = (left - factor[:, step].square()).clamp(min=0)
+        left[taken] = -1
+    return torch.tensor(taken)
+
+
+def _parts(features: Any) -> list[Any]:
+    several = isinstance(features, Sequence)
+    parts = (
+        [part.z if isinstance(part, Features) else part for part in features]
+        if several
+        else [features.z if isinstance(features, Features) else features]
+    )
+    rows = [unit_rows(part, signed=True) for part in parts]
+    if not rows or any(part.shape[0] == 0 for part in rows):
+        raise ValueError("features hold no codes to tell which dimensions are active")
+    return rows
+
+
+@torch.no_grad()
+def _cut(head: NonNegHead, kept: Tensor) -> NonNegHead:
+    shorter = NonNegHead(
+        head.in_dim,
+        len(kept),
+        hidden_dim=head.hidden_dim,
+        activation=head.activation,
+        batch_norm=head.norm is not None,
+        density=head.density,
+        k=None if head.k is None else min(head.k, len(kept)),
+    )
+    shorter.to(head.out.weight).train(head.training)
+    shapes = {name: part.shape for name, part in shorter.state_dict().items()}
+    shorter.load_state_dict(
+        {
+            name: part if part.shape == shapes[name] else part[kept.to(part.device)]
+            for name, part in head.state_dict().items()
+        }
+    )
+    for old, new in zip(head.parameters(), shorter.parameters(), strict=True):
+        new.requires_grad_(old.requires_grad)
+    return shorter
+
+
+def _tell(module: nn.Module, width: int, dims: int) -> None:
+    """Change what a module remembers of its width, which it writes down when it is saved."""
+    if getattr(module, "dims", None) == width:
+        module.dims = dims  # type: ignore[assignment]
+    if isinstance(getattr(module, "k", None), int):
+        module.k = min(module.k, dims)  # type: ignore[assignment,type-var]
+    for name in ("options", "_hub_mixin_config"):
+        kept = getattr(module, name, None)
+        if isinstance(kept, dict):
+            changed = {"dims": dims} if kept.get("dims") == width else {}
+            if kept.get("k"):
+                changed["k"] = min(kept["k"], dims)
+            setattr(module, name, kept | changed)

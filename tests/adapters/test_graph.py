@@ -1,0 +1,542 @@
+"""Graphs: views and sampling by hand, the model, bad graphs, the recipe in a few steps."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.sparse import csr_array
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+pytest.importorskip("torch_geometric")
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+from torch_geometric.utils import to_undirected
+
+from ncl_multi import Features
+from ncl_multi.adapters.graph.data import check, describe, lean, load_graph, prepare
+from ncl_multi.adapters.graph.model import ENCODERS, GraphCL, Learner, lost
+from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
+from ncl_multi.adapters.graph.views import Adaptive, view
+from ncl_multi.metrics.nodes import (
+    _fewer_columns,
+    agreement,
+    k_means,
+    node_accuracy,
+    random_split,
+    strongest_dimension,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+import graph_ncl
+
+
+@pytest.fixture
+def graph() -> Data:
+    """Three groups of ten nodes, wired within, each with words of its own."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(3).repeat_interleave(10)
+    pairs = torch.randint(10, (2, 90), generator=generator) + 10 * torch.arange(3).repeat(30)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    x = torch.zeros(30, 150)
+    x[
+        torch.arange(30).repeat(3), torch.randint(50, (90,), generator=generator) + 50 * y.repeat(3)
+    ] = 1
+    return Data(x=x, edge_index=to_undirected(pairs, num_nodes=30), y=y)
+
+
+def line(nodes: int) -> torch.Tensor:
+    return torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
+
+
+# Views
+
+
+def test_a_view_drops_about_the_share_it_was_asked_for():
+    torch.manual_seed(0)
+    x, edges = view(torch.ones(3, 4000), line(4001), edges=0.3, features=0.2)
+    assert edges.shape[1] / 4000 == pytest.approx(0.7, abs=0.03)
+    assert x[0].mean().item() == pytest.approx(0.8, abs=0.03)
+    assert (x == x[0]).all(), "the same columns go for all nodes"
+
+
+def test_a_view_that_drops_nothing_is_the_graph(graph):
+    x, edges = view(graph.x, graph.edge_index, edges=0.0, features=0.0)
+    assert torch.equal(x, graph.x)
+    assert torch.equal(edges, graph.edge_index)
+
+
+def test_sparse_features_lose_whole_columns_too(graph):
+    torch.manual_seed(0)
+    x, _ = view(lean(graph.x), graph.edge_index, edges=0.0, features=0.5)
+    dense = x.to_dense()
+    gone = (dense.sum(0) == 0) & (graph.x.sum(0) > 0)
+    assert 15 < gone.sum() < 60
+    assert torch.equal(dense[:, ~gone], graph.x[:, ~gone])
+
+
+def test_adaptive_factors_are_gca_by_hand():
+    edges = torch.tensor([[0, 1, 2, 0, 3, 4], [1, 2, 0, 3, 4, 0]])
+    x = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]])
+    degrees = [2.0, 1, 1, 1, 1]
+    log = torch.tensor([(degrees[a] + degrees[b]) / 2 for a, b in edges.T.tolist()]).log()
+    factors = Adaptive.by_degree(x, edges)
+    assert torch.allclose(factors.edges, (log.max() - log) / (log.max() - log.mean()))
+    # Feature 0 is carried by degrees 2 + 1, feature 1 by 1 + 1, feature 2 by none: the rarest.
+    log = torch.tensor([3.0, 2.0, 2.0]).log()
+    assert torch.allclose(factors.features, (log.max() - log) / (log.max() - log.mean()))
+    assert factors.edges.mean().item() == pytest.approx(1.0)
+
+
+def test_adaptive_dropping_spares_the_hub_and_never_exceeds_its_ceiling():
+    torch.manual_seed(0)
+    factors = Adaptive(torch.tensor([0.0, 1.0, 9.0]).repeat(3000), torch.ones(4))
+    edges = torch.arange(9000).repeat(2, 1)
+    _, kept = view(torch.ones(9000, 4), edges, edges=0.3, features=0.0, adaptive=factors)
+    shares = torch.bincount(kept[0] % 3, minlength=3) / 3000
+    assert shares[0] == 1
+    assert shares[1].item() == pytest.approx(0.7, abs=0.03)
+    assert shares[2].item() == pytest.approx(0.3, abs=0.03)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_to_drop_outside_zero_to_one_is_refused(graph, share):
+    with pytest.raises(ValueError, match="edges to drop"):
+        view(graph.x, graph.edge_index, edges=share, features=0.1)
+
+
+# Sampling
+
+
+def test_all_neighbours_of_two_hops_give_the_codes_of_the_whole_graph(graph):
+    model = GraphCL(150, 16, hidden_dim=8)
+    whole = model.encode(graph, dense=True)
+    assert torch.allclose(model.encode(graph, dense=True, batch_size=7), whole, atol=1e-6)
+
+
+def test_sampled_neighbours_are_true_distinct_and_no_more_than_asked(graph):
+    torch.manual_seed(0)
+    seeds = torch.tensor([25, 3, 14])
+    part = neighbor_loader(graph, [2, 3])(seeds)
+    assert torch.equal(part.n_id[:3], seeds)
+    assert torch.equal(part.x, graph.x[part.n_id])
+    real = set(map(tuple, graph.edge_index.T.tolist()))
+    drawn = part.n_id[part.edge_index].T.tolist()
+    assert all(tuple(edge) in real for edge in drawn)
+    assert len(set(map(tuple, drawn))) == len(drawn)
+    into = torch.bincount(part.edge_index[1], minlength=3)
+    assert into[:3].max() <= 2
+    assert into.max() <= 3
+
+
+def test_every_neighbour_is_drawn_equally_often():
+    torch.manual_seed(0)
+    star = Data(
+        x=torch.ones(6, 1), edge_index=torch.stack([torch.arange(1, 6), torch.zeros(5).long()])
+    )
+    sampler = TorchSampler(star, [2])
+    drawn = torch.cat([sampler._edges_into(torch.tensor([0]), 2) for _ in range(2000)])
+    shares = torch.bincount(drawn, minlength=5) / 2000
+    assert torch.allclose(shares, torch.full((5,), 0.4), atol=0.04)
+
+
+def test_a_node_without_edges_can_be_sampled():
+    alone = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [1]]))
+    part = neighbor_loader(alone, [2, 2])(torch.tensor([2]))
+    assert part.num_nodes == 1
+    assert part.edge_index.shape == (2, 0)
+
+
+# The model
+
+
+@pytest.mark.parametrize("encoder", ["gcn", "sage", "gin"])
+def test_one_product_is_the_sum_of_pygs_messages(encoder):
+    torch.manual_seed(0)
+    edges = torch.randint(40, (2, 200)).unique(dim=1)
+    edges = edges[:, edges[0] != edges[1]]  # one way; `prepare` takes the others away
+    x = torch.rand(40, 6, dtype=torch.float64)
+    model = GraphCL(6, 8, encoder=encoder, hidden_dim=4).double()
+    messages = model.encoder.act(model.encoder(x, edges))
+    torch.testing.assert_close(model._encode(x, edges), messages, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_encoder_gives_unit_non_negative_sparse_rows(graph, encoder):
+    codes = GraphCL(150, 32, encoder=encoder, hidden_dim=8, density=0.1).encode(graph)
+    assert isinstance(codes, csr_array)
+    assert codes.shape == (30, 32)
+    assert codes.min() >= 0
+    lengths = torch.from_numpy(codes.multiply(codes).sum(axis=1))
+    assert (((lengths - 1).abs() < 1e-5) | (lengths == 0)).all()
+
+
+def test_sparse_features_give_the_codes_of_dense_ones(graph):
+    model = GraphCL(150, 16, hidden_dim=8).eval()
+    (dense,) = model((graph.x, graph.edge_index))
+    (sparse,) = model((lean(graph.x), graph.edge_index))
+    assert torch.allclose(dense, sparse, atol=1e-6)
+
+
+def test_codes_follow_the_nodes_when_these_are_renumbered(graph):
+    model = GraphCL(150, 16, hidden_dim=8)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    place = order.argsort()
+    moved = Data(x=graph.x[order], edge_index=place[graph.edge_index])
+    codes = model.encode(graph, dense=True)
+    assert torch.allclose(model.encode(moved, dense=True), codes[order], atol=1e-6)
+
+
+def test_rows_choose_the_nodes_that_are_coded(graph):
+    model = GraphCL(150, 16, hidden_dim=8).eval()
+    view_of_all = (graph.x, graph.edge_index)
+    rows = torch.tensor([4, 0, 29])
+    za, zb = model(view_of_all, view_of_all, rows=rows)
+    assert torch.equal(za, zb)
+    assert torch.allclose(za, model(view_of_all)[0][rows], atol=1e-6)
+
+
+class OneLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GCNConv(150, 8)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+def test_what_helps_to_learn_leaves_the_codes_alone(graph):
+    model = GraphCL(graph.num_features, 16, hidden_dim=8).eval()
+    learner = Learner(model, signed=True, rebuild=True).eval()
+    views = [(graph.x, graph.edge_index)] * 2
+    codes, signed, rebuilt = learner(*views)
+    for z, plain in zip(codes, model(*views), strict=True):
+        assert torch.equal(z, plain)
+    assert all(bool((z < 0).any()) for z in signed)
+    assert [pair[0].shape for pair in rebuilt] == [h.shape for h in model.embed(*views)]
+    assert Learner(model)(*views)[1:] == ((), ())
+
+
+def test_rebuilding_teaches_the_head_and_not_the_features(graph):
+    learner = Learner(GraphCL(graph.num_features, 16, hidden_dim=8), rebuild=True)
+    h = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
+    rebuilt = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
+    wanted = [row - h.mean(dim=0) for row in h]
+    by_hand = sum(
+        1 - (a @ b / (a.norm() * b.norm())).item() for a, b in zip(rebuilt, wanted, strict=True)
+    )
+    loss = lost(rebuilt, h)
+    assert loss.item() == pytest.approx(by_hand / 9, rel=1e-9)
+    loss.backward()
+    assert h.grad is None
+    _, _, (pair,) = learner((graph.x, graph.edge_index))
+    lost(*pair).backward()
+    assert learner.model.head.out.weight.grad.abs().sum() > 0
+
+
+def test_a_model_comes_back_from_disk_as_it_was(graph, tmp_path):
+    model = GraphCL(150, 16, encoder="gat", hidden_dim=8, encoder_activation="prelu", density=0.2)
+    model.save_pretrained(tmp_path)
+    again = GraphCL.from_pretrained(tmp_path)
+    assert torch.equal(again.encode(graph, dense=True), model.encode(graph, dense=True))
+    assert again.head.density == 0.2
+    assert "GraphCL.from_pretrained" in (tmp_path / "README.md").read_text()
+
+
+def test_an_encoder_of_ones_own_is_saved_and_must_be_given_again(graph, tmp_path):
+    model = GraphCL(150, 16, encoder=OneLayer(), hidden_dim=8)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="encoder of your own"):
+        GraphCL.from_pretrained(tmp_path)
+    again = GraphCL.from_pretrained(tmp_path, encoder=OneLayer())
+    assert torch.equal(again.encode(graph, dense=True), model.encode(graph, dense=True))
+
+
+def test_push_to_hub_uploads_config_weights_and_card(graph, tmp_path, monkeypatch):
+    sent = {}
+
+    def upload_folder(self, *, folder_path, **options):
+        sent.update({path.name: path.stat().st_size for path in Path(folder_path).iterdir()})
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi.upload_folder", upload_folder)
+    monkeypatch.setattr(
+        "huggingface_hub.hub_mixin.HfApi.create_repo",
+        lambda self, repo_id, **options: type("Repo", (), {"repo_id": repo_id}),
+    )
+    GraphCL(150, 16, hidden_dim=8).push_to_hub("someone/graph")
+    assert {"config.json", "model.safetensors", "README.md"} <= set(sent)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_the_forward_mixes_no_devices(encoder):
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        with torch.device("cuda"):
+            model = GraphCL(6, 8, encoder=encoder, hidden_dim=4, density=0.2)
+        x = torch.rand(5, 6, device="cuda")
+        edges = torch.zeros(2, 7, dtype=torch.int64, device="cuda")
+        views = [view(x, edges, edges=0.0, features=0.3) for _ in range(2)]
+        za, zb = model(*views, rows=torch.zeros(3, dtype=torch.int64, device="cuda"))
+    assert za.device.type == zb.device.type == "cuda"
+
+
+def test_encoding_leaves_the_mode_as_it_was(graph):
+    model = GraphCL(150, 16, hidden_dim=8).train()
+    before = model.head.norm.mean.clone()
+    model.encode(graph)
+    assert model.training
+    assert torch.equal(model.head.norm.mean, before)
+
+
+# Bad graphs
+
+
+def test_self_loops_directed_edges_and_isolated_nodes_are_taken_care_of(capsys):
+    ready = prepare(Data(x=torch.ones(4, 2), edge_index=torch.tensor([[0, 1, 1], [1, 1, 2]])))
+    assert sorted(map(tuple, ready.edge_index.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+    assert "both ways" in capsys.readouterr().err
+    assert torch.equal(ready.x, torch.full((4, 2), 10.0))
+    assert GraphCL(2, 4, hidden_dim=4).encode(ready).shape == (4, 4)
+
+
+def test_preparing_twice_changes_nothing(graph):
+    once = prepare(graph)
+    twice = prepare(once)
+    assert torch.allclose(once.x, twice.x)
+    assert torch.equal(once.edge_index, twice.edge_index)
+
+
+def test_directed_edges_stay_where_that_is_asked():
+    edges = torch.tensor([[0, 1], [1, 2]])
+    data = Data(x=torch.ones(3, 2), edge_index=edges)
+    assert torch.equal(prepare(data, directed=True).edge_index, edges)
+
+
+def test_signed_features_are_left_alone():
+    x = torch.tensor([[-1.0, 3.0], [2.0, 2.0]])
+    assert torch.equal(prepare(Data(x=x, edge_index=line(2))).x, x)
+
+
+def test_a_graph_without_edges_is_coded_node_by_node():
+    data = Data(x=torch.eye(3), edge_index=torch.zeros(2, 0, dtype=torch.int64))
+    assert GraphCL(3, 4, hidden_dim=4).encode(data).shape == (3, 4)
+
+
+NONE, EDGE = torch.zeros(2, 0, dtype=torch.int64), torch.tensor([[0], [1]])
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (Data(x=torch.zeros(0, 3), edge_index=NONE), "the graph is empty"),
+        (Data(edge_index=EDGE, num_nodes=2), "nodes need features"),
+        (Data(x=torch.zeros(2, 0), edge_index=EDGE), "nodes need features"),
+        (Data(x=torch.ones(2, 2)), "a graph is a torch_geometric.data.Data"),
+        ([1, 2], "got list"),
+        (Data(x=torch.tensor([[1.0], [float("nan")]]), edge_index=EDGE), "the first is node 1"),
+        (Data(x=torch.ones(2, 1), edge_index=EDGE + 1), r"nodes 0..1; got 1..2"),
+        (Data(x=torch.ones(2, 1), edge_index=EDGE - 1), r"got -1..0"),
+        (Data(x=torch.ones(2, 1), edge_index=EDGE.float()), "must be int64"),
+        (Data(x=torch.ones(2, 1), edge_index=EDGE[0]), r"\(2, edges\)"),
+        (Data(x=torch.ones(2, 1), edge_index=EDGE, y=torch.zeros(3)), "one a node, 2; got 3"),
+    ],
+)
+def test_a_bad_graph_is_refused_with_what_is_wrong(data, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        check(data)
+
+
+def test_a_graph_with_another_number_of_features_is_refused(graph):
+    with pytest.raises(ValueError, match="takes 7 features a node; got 150"):
+        GraphCL(7, 4).encode(graph)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"encoder": "mlp"}, "gcn, gat, sage, gin"),
+        ({"hidden_dim": 0}, "hidden_dim must be at least 1"),
+        ({"activation": "tanh"}, "activation must be one of"),
+        ({"density": 0.9}, "density must lie in"),
+    ],
+)
+def test_a_model_that_makes_no_sense_is_refused(options, complaint, unchecked):
+    with pytest.raises(ValueError, match=complaint):
+        GraphCL(4, 8, **options)
+
+
+# Data from anywhere
+
+
+def test_a_saved_graph_is_read_without_running_code(graph, tmp_path):
+    torch.save(graph, tmp_path / "graph.pt")
+    again = load_graph(str(tmp_path / "graph.pt"))
+    assert torch.equal(again.x, graph.x)
+    torch.save({"run": print}, tmp_path / "evil.pt")
+    with pytest.raises(ValueError, match="it was not read"):
+        load_graph(str(tmp_path / "evil.pt"))
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "graph.pt").read_bytes()[:200])
+    with pytest.raises(ValueError, match="no saved Data object"):
+        load_graph(str(tmp_path / "cut.pt"))
+    with pytest.raises(FileNotFoundError, match="write one with"):
+        load_graph(str(tmp_path / "missing.pt"))
+
+
+def test_any_pyg_dataset_is_found_by_name():
+    assert load_graph("KarateClub").num_nodes == 34
+    with pytest.raises(ValueError, match="KarateClub or Amazon:Photo"):
+        load_graph("NoSuchGraph")
+    with pytest.raises(ValueError, match="say which"):
+        load_graph("Amazon")
+
+
+def test_nodes_are_described_by_text_or_label(graph):
+    items, classes = describe("mine", graph, graph)
+    assert items[10] == "class 1, node 10"
+    assert classes == ["class 0", "class 1", "class 2"]
+    graph.title = [f"paper {node}" for node in range(30)]
+    assert describe("mine", graph, graph)[0][3] == "paper 3"
+    bare = Data(x=graph.x, edge_index=graph.edge_index)
+    assert describe("mine", bare, bare) == ([f"node {n}" for n in range(30)], None)
+
+
+def test_labels_may_be_missing_for_some_nodes():
+    y = torch.tensor([[0.0], [float("nan")], [1.0]])
+    ready = prepare(Data(x=torch.ones(3, 2), edge_index=line(3), y=y))
+    assert ready.y.tolist() == [0, -1, 1]
+    assert describe("mine", ready, ready)[0][1] == "unlabelled, node 1"
+
+
+def test_mostly_empty_features_become_sparse_and_others_stay():
+    x = torch.zeros(10, 100)
+    x[0, 0] = 1
+    assert lean(x).layout == torch.sparse_csr
+    assert lean(torch.ones(4, 4)).layout == torch.strided
+
+
+# Scores
+
+
+def test_a_random_split_is_a_tenth_and_leaves_unlabelled_nodes_out():
+    y = torch.cat([torch.zeros(50), torch.ones(50), torch.full((20,), -1.0)]).long()
+    train, test = random_split(y, seed=3)
+    assert (len(train), len(test)) == (10, 90)
+    assert sorted(torch.cat([train, test]).tolist()) == list(range(100))
+    assert torch.equal(random_split(y, seed=3)[0], train)
+    assert not torch.equal(random_split(y, seed=4)[0], train)
+
+
+def test_codes_that_are_the_class_are_classified_without_error():
+    y = torch.arange(3).repeat(40)
+    z = torch.eye(3)[y]
+    assert node_accuracy(z, y, *random_split(y, 0, share=0.3)) == 1.0
+    assert node_accuracy(z * 7, y, torch.arange(6), torch.arange(6, 120)) == 1.0
+    with pytest.raises(ValueError, match="all have one label"):
+        node_accuracy(z, y, torch.tensor([0, 3]), torch.tensor([1]))
+
+
+def test_wide_codes_of_a_narrow_space_are_judged_in_fewer_columns():
+    draw = torch.Generator().manual_seed(0)
+    narrow = torch.randn(60, 20, generator=draw)
+    wide = narrow @ torch.linalg.qr(torch.randn(100, 20, generator=draw)).Q.T
+    fewer = _fewer_columns(wide, most=32)
+    assert fewer.shape == (60, 32)
+    torch.testing.assert_close(fewer @ fewer.T, wide @ wide.T, rtol=1e-4, atol=1e-4)
+    y, split = (narrow[:, 0] > 0).long(), (torch.arange(40), torch.arange(40, 60))
+    assert node_accuracy(fewer, y, *split) == node_accuracy(narrow, y, *split)
+    rich, sparse = torch.randn(60, 100, generator=draw), torch.eye(60, 100)
+    for z in (rich, sparse):
+        assert _fewer_columns(z, most=32) is z
+
+
+def test_the_strongest_dimension_is_the_cluster():
+    y = torch.arange(3).repeat(40)
+    z = torch.eye(5)[y] + 0.1 * torch.rand(120, 5, generator=torch.Generator().manual_seed(0))
+    assert agreement(strongest_dimension(z), y) == {"clusters": 3, "nmi": 1.0, "ari": 1.0}
+    assert agreement(k_means(z, 3, seed=0), y)["ari"] == pytest.approx(1.0)
+
+
+# The recipe
+
+
+def short(tmp_path: Path, **options) -> graph_ncl.Config:
+    small = {"steps": 3, "dims": 16, "hidden": 8, "density": 0.2, "device": "cpu", "batch_size": 20}
+    return graph_ncl.Config(out=tmp_path / "run", **small | options)
+
+
+def test_the_recipe_writes_a_whole_run_with_its_twin(graph, tmp_path):
+    torch.save(graph, tmp_path / "graph.pt")
+    rows = graph_ncl.main(short(tmp_path, data=str(tmp_path / "graph.pt")))
+    assert set(rows) == {"ncl", "twin"}
+    assert rows["twin"]["sparsity"] < 0.1 < rows["ncl"]["sparsity"]
+    for folder in (tmp_path / "run", tmp_path / "run" / "twin"):
+        for name in ("config.json", "train.jsonl", "metrics.json", "model/model.safetensors"):
+            assert (folder / name).exists(), name
+        assert {path.stem for path in (folder / "features").iterdir()} == {"encoder", "head"}
+    assert (tmp_path / "run" / "atlas.html").exists()
+    head = Features.load(tmp_path / "run" / "features" / "head.safetensors")
+    assert head.items[10] == "class 1, node 10"
+    assert head.about["output"] == "head"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "spectral", "batch_size": None},
+        {"neighbors": (3, 3), "model": "sage"},
+        {"adaptive": True},
+        {"neighbors": (3, 3), "adaptive": True, "k": 4, "density": None},
+    ],
+)
+def test_the_recipe_trains_every_way_it_offers(graph, tmp_path, options):
+    torch.save(Data(x=graph.x, edge_index=graph.edge_index), tmp_path / "graph.pt")
+    cfg = short(tmp_path, data=str(tmp_path / "graph.pt"), twin=False, **options)
+    rows = graph_ncl.main(cfg)
+    assert "encoder acc" not in rows["ncl"], "there are no labels"
+    assert rows["ncl"]["alive"] > 0.5
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(graph, tmp_path):
+    torch.save(graph, tmp_path / "graph.pt")
+    shared = {"data": str(tmp_path / "graph.pt"), "twin": False, "neighbors": (2, 2), "steps": 4}
+    data = prepare(graph)
+    items, classes = describe("mine", data, graph)
+    whole = graph_ncl.complete(short(tmp_path / "whole", **shared), 30)
+    graph_ncl.run(whole, data, items, classes)
+
+    class KilledError(Exception):
+        pass
+
+    cut = graph_ncl.complete(short(tmp_path / "cut", **shared, checkpoint_every=2), 30)
+    calls = []
+
+    def dies(*args, **options):
+        calls.append(1)
+        if len(calls) > 4:
+            raise KilledError
+        return view(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ncl_multi.adapters.graph.views.view", dies)
+        with pytest.raises(KilledError):
+            graph_ncl.run(cut, data, items, classes)
+    graph_ncl.run(cut, data, items, classes)
+    first, second = (
+        GraphCL.from_pretrained(tmp_path / name / "run" / "model") for name in ("whole", "cut")
+    )
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_settings_left_open_are_graces():
+    cfg = graph_ncl.complete(graph_ncl.Config(data="citeseer"), nodes=3327)
+    assert (cfg.lr, cfg.hidden, cfg.temperature) == (1e-3, 256, 0.9)
+    assert (cfg.drop_edges, cfg.drop_features) == ((0.2, 0.0), (0.3, 0.2))
+    assert cfg.batch_size == 256
+    assert cfg.density == 130 / 3327
+    assert graph_ncl.complete(graph_ncl.Config(data="pubmed"), nodes=19717).density == 0.016
+    assert graph_ncl.complete(graph_ncl.Config(k=8), nodes=3327).density is None
+    assert graph_ncl.complete(graph_ncl.Config(activation="softplus"), nodes=3327).density is None
+    assert graph_ncl.complete(graph_ncl.Config(lr=0.1), nodes=30).lr == 0.1
+    assert graph_ncl.complete(graph_ncl.Config(epochs=3), nodes=30).steps is None

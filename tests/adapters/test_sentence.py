@@ -1,0 +1,288 @@
+"""Sentences: the objective by hand, what is read, what is compared, and models for elsewhere."""
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from test_wrap import SENTENCES, tiny_bert, tiny_tokenizer
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("sentence_transformers")
+
+import ncl_multi as ncl
+from ncl_multi.adapters.sentence.data import (
+    Corpus,
+    Neighbours,
+    nearest,
+    passages_of,
+    plain,
+    read_examples,
+)
+from ncl_multi.adapters.sentence.export import (
+    export_onnx,
+    export_sentence_transformers,
+)
+from ncl_multi.adapters.sentence.objective import (
+    Learner,
+    NonNegLoss,
+    SparseAutoencoder,
+    agree,
+    at_each_k,
+    contrast,
+)
+from ncl_multi.adapters.sentence.report import compare, principal_axes
+from ncl_multi.data import stsb
+
+# What the libraries say about themselves.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:# The axis name"),
+    # torch 2.12 copies a class of its own that it deprecates, in its export to ONNX.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
+]
+
+
+def rows(seed, n=6, d=5):
+    return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tiny_model(**options):
+    torch.manual_seed(0)
+    model = ncl.wrap(tiny_bert(), 64, processor=tiny_tokenizer(), **options)
+    model.head(torch.randn(50, 32) + 1)
+    return model.eval()
+
+
+def test_agree_is_one_minus_pearsons_correlation():
+    za, zb, ha, hb = (rows(seed) for seed in range(4))
+    got = [
+        float(F.normalize(a, dim=0) @ F.normalize(b, dim=0)) for a, b in zip(za, zb, strict=True)
+    ]
+    want = [
+        float(F.normalize(a, dim=0) @ F.normalize(b, dim=0)) for a, b in zip(ha, hb, strict=True)
+    ]
+    by_hand = 1 - torch.corrcoef(torch.tensor([got, want]))[0, 1].item()
+    assert agree(za, zb, F.cosine_similarity(ha, hb)).item() == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_agree_does_not_see_scale_and_offset_of_cosines():
+    h = torch.eye(4, dtype=torch.float64)
+    far = F.normalize(h + 3, dim=1)
+    pairs = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 3, 2])
+    wanted = torch.tensor([5.0, 5.0, 1.0, 1.0])
+    assert agree(far[pairs[0]], far[pairs[1]], wanted).item() == pytest.approx(0)
+
+
+def test_agree_of_pairs_without_spread_has_finite_gradients():
+    za = torch.zeros(3, 4, requires_grad=True)
+    agree(za, torch.zeros(3, 4), torch.ones(3)).backward()
+    assert za.grad.isfinite().all()
+
+
+def test_nearest_are_the_largest_cosines_but_oneself():
+    h = rows(2)
+    near = nearest(h, 3)
+    cosines = F.cosine_similarity(h[:, None], h[None], dim=2)
+    for i, found in enumerate(near.tolist()):
+        others = sorted((j for j in range(len(h)) if j != i), key=lambda j: -cosines[i, j].item())
+        assert found == others[:3]
+    assert nearest(h, 99).shape == (len(h), len(h) - 1)
+
+
+def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
+    torch.manual_seed(0)
+    # Row 0 looks along the first axis, the others turn away from it by and by.
+    angle = torch.linspace(0, 1.5, 65)
+    h = torch.stack([angle.cos(), angle.sin()], dim=1)
+    drawn, found = Neighbours(h, 64).draw(200_000)
+    shares = torch.bincount(found[drawn == 0] - 1, minlength=64) / (drawn == 0).sum()
+    # rank = 64^u, so that a rank r is drawn with probability log(1 + 1/r) / log(64).
+    assert shares[0].item() == pytest.approx(1 / 6, abs=0.02)
+    assert shares[15].item() == pytest.approx(math.log(17 / 16) / math.log(64), abs=0.01)
+
+
+def test_passages_of_documents_stand_for_what_may_be_asked(tmp_path):
+    text = "One sentence of five words. Short. Another sentence of five words? Yes."
+    (tmp_path / "texts.txt").write_text(f"{text}\n\nThe second document is one sentence\n")
+    assert read_examples(tmp_path / "texts.txt") == [
+        ("One sentence of five words.", text),
+        ("Another sentence of five words?", text),
+        ("The second document is one sentence", "The second document is one sentence"),
+    ]
+    assert len(passages_of("One sentence of five words. " * 40)) == 4
+    (tmp_path / "texts.txt").write_text("too short\n")
+    with pytest.raises(ValueError, match="no document has a sentence of five words"):
+        read_examples(tmp_path / "texts.txt")
+
+
+def test_no_sentence_that_is_judged_is_trained_on(tmp_path):
+    judged = {plain(s) for split in ("dev", "test") for side in stsb(split)[:2] for s in side}
+    (tmp_path / "pairs.csv").write_text(
+        f'anchor,positive\na small cat,the small cat\n"{stsb("test")[0][0].upper()} !",another\n'
+    )
+    corpus = Corpus.read(str(tmp_path / "pairs.csv"), None, "stsb")
+    assert corpus.sentences[:2] == ["a small cat", "the small cat"]
+    assert corpus.examples.tolist() == [[0, 1]]
+    assert len(corpus.pairs) == len(corpus.scores) > 5000
+    assert not judged & set(map(plain, corpus.sentences))
+
+
+def test_contrast_does_not_push_an_anchor_from_a_text_that_is_its_own_too():
+    za, zb = rows(0), rows(1)
+    zb[1] = zb[0]
+    same = torch.tensor([7, 7, 2, 3, 4, 5])
+    got = contrast([za, zb], temperature=0.1, groups=same)
+    assert got == ncl.info_nce(za, zb, temperature=0.1, groups=same)
+    assert got < contrast([za, zb], temperature=0.1)
+
+
+def test_contrast_of_pairs_is_info_nce():
+    za, zb = rows(0), rows(1)
+    assert contrast([za, zb], temperature=0.1) == ncl.info_nce(za, zb, temperature=0.1)
+
+
+def test_a_hard_negative_near_its_anchor_costs_more():
+    za, far = torch.eye(8)[:4], torch.eye(8)[4:]
+    near = za + 0.3 * far
+    cost = [contrast([za, za, negatives], temperature=0.1).item() for negatives in (near, far)]
+    assert cost[0] > cost[1]
+
+
+def test_codes_are_cut_to_each_k():
+    z = rows(0)
+    cut = at_each_k(z, (1, 3))
+    assert [int((part > 0).sum(dim=1).max()) for part in cut] == [1, 3]
+    assert at_each_k(z, None)[0] is z
+
+
+def test_k_comes_down_over_the_first_seventy_percent():
+    learner = Learner(ncl.NonNegHead(4, 64), (4, 8), start=4.0)
+    seen = []
+    for progress in (0.0, 0.35, 0.7, 1.0):
+        learner.anneal(progress)
+        seen.append(list(learner.ks))
+    assert seen == [[16, 32], [8, 16], [4, 8], [4, 8]]
+
+
+def test_the_loss_trains_a_stock_model_through_its_own_name():
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense
+
+    from ncl_multi.adapters.sentence.export import stock_modules
+
+    modules = [*stock_modules(tiny_model())[:2], Dense(32, 16, activation_function=nn.ReLU())]
+    loss = NonNegLoss(SentenceTransformer(modules=modules, device="cpu"), ks=(4, 8))
+    columns = [loss.model.preprocess(SENTENCES[:2]), loss.model.preprocess(SENTENCES[2:4])]
+    loss(columns).backward()
+    assert modules[-1].linear.weight.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="needs an anchor and a positive"):
+        loss(columns[:1])
+
+
+def test_csr_trains_and_gives_non_negative_codes():
+    torch.manual_seed(0)
+    csr = SparseAutoencoder(8, 32, k=4)
+    loss, z = csr([torch.randn(6, 8) for _ in range(3)])
+    loss.backward()
+    assert int((z > 0).sum(dim=1).max()) <= 4
+    assert csr.body.encoder.weight.grad.isfinite().all()
+    assert (csr.codes(torch.randn(6, 8)) >= 0).all()
+
+
+def test_principal_axes_are_those_of_the_largest_variance():
+    h = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 9, 3])
+    mean, axes = principal_axes(h + 5, 2)
+    assert axes.abs().argmax(dim=0).tolist() == [1, 2]
+    torch.testing.assert_close(mean, (h + 5).mean(dim=0))
+
+
+def test_examples_are_read_from_csv_and_jsonl(tmp_path):
+    (tmp_path / "a.csv").write_text("id,anchor,positive\n1,a cat,the cat\n2,a dog,the dog\n")
+    lines = [{"x": "a", "y": "b", "z": "c", "score": 1}, {"x": "d", "y": "e", "z": "f", "score": 0}]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert read_examples(tmp_path / "a.csv") == [("a cat", "the cat"), ("a dog", "the dog")]
+    assert read_examples(tmp_path / "b.jsonl") == [("a", "b", "c"), ("d", "e", "f")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "anchor,positive\nx,y\nz,\n", "row 1 of .* lacks one of anchor, positive"),
+        ("a.csv", "anchor,positive\n", "holds no rows"),
+        ("a.jsonl", '{"n": 1}', "no column of text"),
+        ("a.jsonl", '{"x": "a"}\n{"x"', "row 1 of .* is no JSON"),
+        ("a.jsonl", "\udcff", "no text in UTF-8"),
+        ("a.csv", "anchor\n\udcff\n", "no csv file"),
+        ("a.tsv", "x", "must end in .csv, .jsonl or .txt"),
+    ],
+)
+def test_bad_examples_are_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content, errors="surrogateescape")
+    with pytest.raises(ValueError, match=message):
+        read_examples(tmp_path / name)
+
+
+def test_sentences_are_the_same_without_case_and_punctuation():
+    assert plain("A man, playing.") == plain("a MAN playing")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no compare folder"):
+        compare(tmp_path)
+
+
+def test_short_codes_are_compared_with_the_whole(tmp_path):
+    z = torch.rand(30, 16, generator=torch.Generator().manual_seed(0))
+    noisy = z + 0.1 * torch.rand(30, 16, generator=torch.Generator().manual_seed(1))
+    scores = F.cosine_similarity(z, noisy)
+    for method in ("ours", "dense", "truncated"):
+        for side, codes in (("first", z), ("second", noisy)):
+            path = tmp_path / "compare" / method / f"stsb-test-{side}.safetensors"
+            ncl.Features(codes, y=scores).save(path)
+    found = {(row["method"], row["active"]): row for row in compare(tmp_path, (4, 16))}
+    assert found["dense", 16]["STS-B test"] == pytest.approx(1, abs=1e-3)
+    assert found["ours", 16]["STS-B test"] == pytest.approx(1, abs=1e-3)
+    assert found["ours", 4]["STS-B test"] < 1
+    assert (found["ours", 4]["bytes"], found["truncated", 4]["bytes"]) == (24, 16)
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 8}, {"k": 8, "hidden_dim": 24}])
+def test_the_stock_export_needs_nothing_of_ours(tmp_path, options):
+    model = tiny_model(**options)
+    export_sentence_transformers(model, tmp_path / "stock")
+    torch.save(model.encode(SENTENCES, dense=True, progress=False), tmp_path / "want.pt")
+    code = f"""
+        import sys
+        sys.modules["ncl_multi"] = None
+        import torch
+        from sentence_transformers import SentenceTransformer, SparseEncoder
+        want = torch.load({str(tmp_path / "want.pt")!r})
+        folder = {str(tmp_path / "stock")!r}
+        dense = SentenceTransformer(folder, device="cpu").encode({SENTENCES!r})
+        sparse = SparseEncoder(folder + "/sparse_encoder", device="cpu").encode({SENTENCES!r})
+        for got in (torch.from_numpy(dense), sparse.to_dense()):
+            assert (got - want).abs().max() <= 1e-6, (got - want).abs().max()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_an_export_that_would_not_be_the_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no module for activation='exp'"):
+        export_sentence_transformers(tiny_model(activation="exp"), tmp_path)
+
+
+def test_the_onnx_graph_gives_the_models_codes_at_any_length(tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = tiny_model(k=8)
+    path = export_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = model.encoder.prepare(SENTENCES)
+    wanted = {given.name for given in session.get_inputs()}
+    (got,) = session.run(None, {n: part.numpy() for n, part in inputs.items() if n in wanted})
+    want = model.encode(SENTENCES, dense=True, progress=False)
+    torch.testing.assert_close(torch.from_numpy(got), want, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,261 @@
+"""The index against brute force, then what a user does to it, then what breaks it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array, random_array, vstack
+
+pytest.importorskip("numba")
+
+from ncl_multi.codes import search
+from ncl_multi.codes.search import SparseIndex
+
+
+def codes(n, dims=64, density=0.1, seed=0):
+    z = csr_array(random_array((n, dims), density=density, rng=np.random.default_rng(seed)))
+    first = csr_array((np.ones(n), (np.arange(n), np.arange(n) % dims)), shape=(n, dims))
+    return csr_array(z + 0.01 * first)
+
+
+def index_of(z, ids=None):
+    index = SparseIndex(z.shape[1])
+    index.add(np.arange(z.shape[0]) if ids is None else ids, z)
+    return index
+
+
+def cosines(queries, z):
+    def unit(x):
+        x = x.toarray()
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    return unit(queries) @ unit(z).T
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 300),
+    dims=st.integers(1, 40),
+    k=st.integers(1, 20),
+    seed=st.integers(0, 10**6),
+    block=st.sampled_from([7, 64, 65_536]),
+)
+def test_search_is_brute_force(n, dims, k, seed, block):
+    z, queries = codes(n, dims, seed=seed), codes(5, dims, seed=seed + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "MOST_ITEMS", block)
+        ids, scores = index_of(z).search(queries, k)
+    truth = cosines(queries, z)
+    for row in range(5):
+        found = ids[row] >= 0
+        assert found.sum() == min(k, (truth[row] > 0).sum())
+        assert len(set(ids[row][found])) == found.sum()
+        best = np.sort(truth[row])[::-1][:k][: found.sum()]
+        assert scores[row][found] == pytest.approx(best, abs=1e-6)
+        assert truth[row][ids[row][found]] == pytest.approx(best, abs=1e-6)
+        assert (ids[row][~found] == -1).all()
+        assert (scores[row][~found] == 0).all()
+
+
+def test_one_thread_and_many_give_the_same():
+    z, queries = codes(500), codes(20, seed=1)
+    index = index_of(z)
+    one, many = index.search(queries, threads=1), index.search(queries, threads=4)
+    assert (one[0] == many[0]).all()
+    assert (one[1] == many[1]).all()
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array, csr_array])
+def test_codes_may_be_tensors_arrays_or_sparse(make):
+    index = SparseIndex(2)
+    index.add([3, 4], make([[1.0, 0.0], [0.0, 5.0]]))
+    ids, scores = index.search(make([[0.0, 2.0]]), 1)
+    assert ids.tolist() == [[4]]
+    assert scores.tolist() == [[1.0]]
+
+
+def test_adding_leaves_the_callers_codes_alone():
+    z = csr_array((np.array([1.0, 2.0]), np.array([1, 0]), np.array([0, 2])), shape=(1, 2))
+    index_of(z)
+    assert z.indices.tolist() == [1, 0]
+    assert z.data.tolist() == [1.0, 2.0]
+
+
+def test_many_small_additions_are_one_large():
+    z, queries = codes(200), codes(5, seed=1)
+    small = SparseIndex(64)
+    for row in range(200):
+        small.add([row], z[[row]])
+        if row % 50 == 0:
+            small.search(queries, 1)
+    ids, scores = small.search(queries)
+    expected_ids, expected_scores = index_of(z).search(queries)
+    assert (ids == expected_ids).all()
+    assert scores == pytest.approx(expected_scores, abs=1e-6)
+
+
+@pytest.mark.parametrize("removed", [3, 80, 199])
+def test_what_was_removed_is_not_found(monkeypatch, removed):
+    monkeypatch.setattr(search, "MOST_ITEMS", 64)
+    z, queries = codes(200), codes(5, seed=1)
+    index = index_of(z)
+    gone = np.random.default_rng(0).permutation(200)[:removed]
+    index.remove(gone)
+    left = np.setdiff1d(np.arange(200), gone)
+    assert len(index) == 200 - removed
+    assert sorted(index.ids) == left.tolist()
+    _, scores = index.search(queries)
+    _, expected = index_of(z[left]).search(queries)
+    assert scores == pytest.approx(expected, abs=1e-6)
+    index.add(gone, z[gone])
+    _, scores = index.search(queries)
+    assert scores == pytest.approx(index_of(z).search(queries)[1], abs=1e-6)
+
+
+def test_a_filter_searches_only_within():
+    z, queries = codes(300), codes(5, seed=1)
+    wanted = np.arange(0, 300, 7)
+    ids, scores = index_of(z).search(queries, within=wanted)
+    assert set(ids.ravel()) <= {-1, *wanted.tolist()}
+    assert scores == pytest.approx(index_of(z[wanted]).search(queries)[1], abs=1e-6)
+
+
+def test_codes_come_back_as_unit_rows_in_the_order_asked():
+    z = codes(300)
+    index = index_of(z, ids=np.arange(300) + 1000)
+    got = index.codes([1299, 1000, 1299])
+    expected = z[[299, 0, 299]].toarray()
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert got.toarray() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_saved_index_answers_the_same(tmp_path):
+    z, queries = codes(300), codes(5, seed=1)
+    index = SparseIndex(64, names=[f"concept {n}" for n in range(64)])
+    index.add(np.arange(300), z)
+    index.remove([4, 5])
+    again = SparseIndex.load(index.save(tmp_path / "items.safetensors"))
+    assert again.names == index.names
+    assert len(again) == 298
+    for got, expected in zip(again.search(queries), index.search(queries), strict=True):
+        assert (got == expected).all()
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = index_of(codes(10)).save(tmp_path / "items.safetensors")
+    before = path.read_bytes()
+
+    def full(tensors, unfinished, metadata):
+        unfinished.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(search, "save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        index_of(codes(20)).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_empty_index_saves_and_loads_but_does_not_search(tmp_path):
+    index = SparseIndex.load(SparseIndex(5).save(tmp_path / "empty.safetensors"))
+    assert len(index) == 0
+    with pytest.raises(ValueError, match="empty: add codes"):
+        index.search(np.ones(5))
+    index.add([1], np.ones(5))
+    index.remove([1])
+    with pytest.raises(ValueError, match="empty: add codes"):
+        index.search(np.ones(5))
+
+
+def test_an_item_of_zeros_is_kept_and_never_found():
+    index = SparseIndex(2)
+    index.add([0, 1], np.array([[0.0, 0.0], [1.0, 1.0]]))
+    assert len(index) == 2
+    assert index.search(np.array([1.0, 0.0]), 2)[0].tolist() == [[1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "z", "message"),
+    [
+        ([1, 1], np.eye(2, 4), r"must not repeat; got \[1\]"),
+        ([7, 1], np.eye(2, 4), r"must not repeat; got \[7\]"),
+        ([1], np.eye(2, 4), "one a code; got 1 for 2"),
+        ([1, 2], np.eye(2, 5), "4 dimensions; got 5"),
+        ([1, 2], -np.eye(2, 4), "non-negative; got -1"),
+        ([1, 2], np.full((2, 4), np.nan), "NaN"),
+        ([-1, 2], np.eye(2, 4), "at least 0; got -1"),
+        (np.array([0.5, 2]), np.eye(2, 4), "whole numbers; got float64"),
+        (np.array(["a", "b"]), np.eye(2, 4), "whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("settled", [False, True])
+def test_bad_additions_are_refused_whole(ids, z, message, settled):
+    index = SparseIndex(4)
+    index.add([7], np.ones(4))
+    if settled:
+        index.search(np.ones(4))
+    with pytest.raises(ValueError, match=message):
+        index.add(ids, z)
+    assert index.ids.tolist() == [7]
+
+
+def test_bad_queries_are_refused():
+    index = index_of(csr_array(np.eye(3)))
+    with pytest.raises(ValueError, match=r"zeros matches nothing; got it in rows \[1\]"):
+        index.search(np.array([[1.0, 0, 0], [0, 0, 0]]))
+    with pytest.raises(ValueError, match="3 dimensions; got 4"):
+        index.search(np.ones(4))
+    with pytest.raises(ValueError, match="non-negative"):
+        index.search(np.array([1.0, -1.0, 0.0]))
+    with pytest.raises(ValueError, match="k must be at least 1; got 0"):
+        index.search(np.ones(3), 0)
+    with pytest.raises(ValueError, match=r"does not hold \[9\]"):
+        index.remove([0, 9])
+    assert len(index) == 3
+    with pytest.raises(ValueError, match=r"does not hold \[9\]"):
+        index.codes([9])
+    with pytest.raises(ValueError, match="dims must be at least 1"):
+        SparseIndex(0)
+    with pytest.raises(ValueError, match="names must be one a dimension, 2; got 1"):
+        SparseIndex(2, names=["a"])
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, -1])
+def test_a_file_cut_short_is_told(tmp_path, cut):
+    path = index_of(codes(50)).save(tmp_path / "items.safetensors")
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match="cut short"):
+        SparseIndex.load(path)
+
+
+def test_a_file_of_another_kind_or_damaged_is_told(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    with pytest.raises(FileNotFoundError, match="no index at"):
+        SparseIndex.load(tmp_path / "nothing.safetensors")
+    save_file({"x": np.ones(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="no index of this version"):
+        SparseIndex.load(tmp_path / "other.safetensors")
+    index = index_of(codes(50))
+    path = index.save(tmp_path / "items.safetensors")
+    tensors = load_file(path)
+    tensors["0.rows"][0] = 60_000
+    about = '{"dims": 64, "names": null, "blocks": 1}'
+    save_file(tensors, path, {"format": search.FORMAT, "about": about})
+    with pytest.raises(ValueError, match="damaged: its inverted lists do not fit"):
+        SparseIndex.load(path)
+
+
+def test_two_hundred_thousand_codes_fit_in_60_megabytes():
+    n, active, dims = 2**16, 32, 4096
+    generator = np.random.default_rng(0)
+    columns = (np.arange(active) * 128 + generator.integers(0, 128, (n, active))).ravel()
+    z = csr_array((np.ones(n * active), columns, np.arange(0, n * active + 1, active)), (n, dims))
+    index = index_of(z)
+    assert index.nbytes / n * 200_000 < 60e6
+
+
+def test_rows_stack_like_scipys():
+    parts = [codes(3), codes(1, seed=1), codes(4, seed=2)]
+    assert (search._stack(parts).toarray() == vstack(parts).toarray()).all()

@@ -1,0 +1,280 @@
+"""Every eval on small files whose answer is known, its output, and what it refuses."""
+
+import json
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ncl_multi.codes.features import Features
+
+pytest.importorskip("tyro")
+pytest.importorskip("matplotlib")
+
+EVALS = Path(__file__).parents[2] / "evals"
+
+
+def script(name):
+    """An eval's names, and its command line."""
+    return runpy.run_path(str(EVALS / f"{name}.py"), run_name="eval")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run an eval as a person does; give what it printed as rows of JSON."""
+
+    def command(name, *arguments):
+        monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EVALS / f"{name}.py"), run_name="__main__")
+        lines = capsys.readouterr().out.splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    return command
+
+
+def noisy_classes(n, seed, dims=16):
+    """Four classes, each with its own four dimensions, and a little noise everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 4
+    z = torch.nn.functional.one_hot(y, 4).repeat_interleave(dims // 4, dim=1).float()
+    return z * torch.rand(z.shape, generator=generator), y
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Train and test features of one model."""
+    paths = []
+    for seed, (split, n) in enumerate({"train": 80, "test": 40}.items()):
+        z, y = noisy_classes(n, seed)
+        about = {"split": split, "seed": 3, "output": "head", "classes": list("abcd")}
+        paths.append(Features(z, y, about=about).save(tmp_path / f"{split}.safetensors"))
+    return paths
+
+
+def test_interpret_reads_prints_and_draws(files, run, tmp_path):
+    (row,) = run("interpret", files[1], "--out", tmp_path / "out")
+    assert row["sparsity"] == pytest.approx(0.75)
+    assert row["class_consistency"] == 1
+    assert (row["split"], row["seed"]) == ("test", 3)
+    assert (tmp_path / "out/interpret.png").read_bytes().startswith(b"\x89PNG")
+    (stored,) = json.loads((tmp_path / "out/interpret.json").read_text()).values()
+    assert stored == row
+
+
+def test_interpret_without_labels_is_refused_unless_asked_for(run, tmp_path):
+    path = Features(torch.eye(4)).save(tmp_path / "bare.safetensors")
+    with pytest.raises(ValueError, match=r"needs one label a row.*--no-labels"):
+        run("interpret", path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (row,) = run("interpret", path, "--out", tmp_path / "out", "--no-labels")
+    assert row["sparsity"] == 0.75
+    assert "class_consistency" not in row
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [({"z": torch.eye(3)}, "no features file of this version"), (None, "no features file")],
+)
+def test_a_file_of_another_version_is_refused(run, tmp_path, content, words):
+    path = tmp_path / "other.safetensors"
+    if content:
+        save_file(content, path, {"format": "ncl_multi.features/0"})
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        run("interpret", path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nan_is_refused_before_it_is_stored():
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        Features(torch.tensor([[math.nan]]))
+
+
+def test_disentangle_names_both_conventions(files, run):
+    (row,) = run("disentangle", files[1], "--ks", 1, 4, "--batch", 8)
+    for convention in ("renormalised", "fixed"):
+        scores = [row[f"sepin@{k} {convention}"] for k in ("1", "4", "all")]
+        assert scores == sorted(scores, reverse=True)
+    assert "mig" not in row
+
+
+def test_disentangle_uses_factors_where_labels_are_a_table(run, tmp_path):
+    factors = torch.cartesian_prod(torch.arange(3), torch.arange(4)).repeat(20, 1)
+    path = Features(factors.float() + 1, factors).save(tmp_path / "factors.safetensors")
+    (row,) = run("disentangle", path)
+    assert row["mig"] == pytest.approx(1)
+    assert row["informativeness"] == 1
+
+
+def test_probe_finds_the_classes_and_says_which_output(files, run, tmp_path):
+    (row,) = run(
+        "probe", *files, "--label-noise", 0.5, "--shifted", files[1], "--k", 3,
+        "--out", tmp_path / "probe.json",
+    )  # fmt: skip
+    assert (row["knn"], row["linear"], row["linear on test"], row["output"]) == (1, 1, 1, "head")
+    assert json.loads((tmp_path / "probe.json").read_text()) == row
+
+
+def test_label_noise_changes_its_share_to_other_classes():
+    y = torch.arange(4).repeat(25)
+    noisy = script("probe")["with_noise"](y, 0.3, seed=0)
+    assert (noisy != y).sum() == 30
+    assert set(noisy.tolist()) == {0, 1, 2, 3}
+
+
+def test_probe_without_labels_is_refused(files, run, tmp_path):
+    path = Features(torch.eye(16)).save(tmp_path / "bare.safetensors")
+    with pytest.raises(ValueError, match=r"one label a row; .*bare.safetensors has none"):
+        run("probe", files[0], path)
+
+
+def test_shorten_ranks_on_train_rows_and_writes_table_and_plot(files, run, tmp_path):
+    (row,) = run("shorten", *files, "--keep", 8, 4, "--out", tmp_path / "out")
+    assert row["rows"]["all"]["probe"] == 1
+    assert len(row["rows"]) == 1 + 5 * 2
+    assert (tmp_path / "out/shorten.png").stat().st_size > 1000
+    table = (tmp_path / "out/shorten.md").read_text()
+    assert "| 4 | activation with ReLU |" in table
+
+
+def test_shorten_keeps_the_most_active_dimensions():
+    ranking = script("shorten")["ranking"]
+    z = torch.tensor([[1.0, -9.0, 2.0, 0.1], [1.0, 4.0, 2.0, 0.1]])
+    assert ranking(z, "activation with ReLU").tolist() == [1, 2, 0, 3]  # ties keep their order
+    assert ranking(z, "activation without ReLU").tolist() == [2, 0, 3, 1]
+    assert ranking(z, "variance")[0] == 1
+    assert ranking(z, "truncation").tolist() == [0, 1, 2, 3]
+    assert sorted(ranking(z, "random").tolist()) == [0, 1, 2, 3]
+
+
+def test_shorten_refuses_more_than_there_is(files, run, tmp_path):
+    with pytest.raises(ValueError, match=r"must lie in 1\.\.16"):
+        run("shorten", *files, "--keep", 17, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_retrieve_by_label_by_row_and_by_judgement(files, run, tmp_path):
+    (row,) = run("retrieve", files[1], "--active", 2)
+    assert row["kept"]["all"]["precision@5"] == 1
+    assert row["kept"]["2"]["active_dims"] == 2
+    (row,) = run("retrieve", files[1], files[1])
+    assert row["kept"]["all"]["hit@1"] == 1
+    (row,) = run("retrieve", files[1], files[0], "--right", "label")
+    assert row["kept"]["all"]["ndcg@10"] == pytest.approx(1)
+    judged = tmp_path / "right.tsv"
+    judged.write_text("0\t0\t2\n1\t5\t1\n")
+    (row,) = run("retrieve", files[1], files[0], "--judgements", judged)
+    assert row["kept"]["all"]["queries"] == 2
+    judged.write_text("0\t99\t2\n")
+    with pytest.raises(ValueError, match="names rows beyond"):
+        run("retrieve", files[1], files[0], "--judgements", judged)
+
+
+def test_retrieve_takes_a_gain_for_every_item_as_judgements(run, tmp_path):
+    gains = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
+    queries = Features(torch.eye(3)[[1, 0]], y=gains).save(tmp_path / "queries.safetensors")
+    items = Features(torch.eye(3)).save(tmp_path / "items.safetensors")
+    (row,) = run("retrieve", queries, items, "--ks", 1)
+    assert row["kept"]["all"]["ndcg@1"] == 0.5
+
+
+def test_retrieve_by_label_without_labels_is_refused(run, tmp_path):
+    path = Features(torch.eye(4)).save(tmp_path / "bare.safetensors")
+    with pytest.raises(ValueError, match="needs one label a row"):
+        run("retrieve", path)
+
+
+def test_sts_orders_pairs_as_their_angles_do(run, tmp_path):
+    angle = torch.linspace(0, 1.5, 10)
+    first = Features(torch.tensor([[1.0, 0.0]]).repeat(10, 1), 5 - angle)
+    second = Features(torch.stack([angle.cos(), angle.sin()], dim=1))
+    paths = [first.save(tmp_path / "a.safetensors"), second.save(tmp_path / "b.safetensors")]
+    (row,) = run("sts", *paths, "--active", 1)
+    assert row["kept"]["all"]["spearman"] == pytest.approx(1)
+    assert row["kept"]["1"]["spearman"] < 1
+    with pytest.raises(ValueError, match="people's scores"):
+        run("sts", *paths[::-1])
+    short = Features(torch.eye(2)).save(tmp_path / "c.safetensors")
+    with pytest.raises(ValueError, match="two sides of the same pairs"):
+        run("sts", paths[0], short)
+
+
+# Claims
+
+
+def test_claims_are_held_by_their_rules_only():
+    claims = script("claims")
+    assert claims["higher"]([0.1, 0.2], [0.2, 0.3])
+    assert not claims["higher"]([0.1, 0.3], [0.2, 0.3])
+    assert claims["lower"]([0.2], [0.1])
+    assert claims["no_worse"]([0.5], [0.495])
+    assert not claims["no_worse"]([0.5], [0.48])
+    assert not claims["over_nine_tenths"]([1.0], [0.9])
+
+
+def test_a_claim_that_does_not_hold_is_shown_as_not_held():
+    claims = script("claims")
+    probes = {"relu": 0.6, "softplus": 0.5, "sigmoid": 0.5, "exp": 0.5, "leaky_relu": 0.55}
+    probes |= {"gelu": 0.4, "none": 0.62}
+    figures = {f"contrastive {kind} 0": {"probe": got} for kind, got in probes.items()}
+    table = claims["judged"](figures, [0])
+    assert table["Linear probe, encoder"]["held"] == "NO"
+    assert table["ReLU best of the non-negative activations: probe"]["held"] == "yes"
+    assert table["Leaky ReLU and GELU worst: probe"]["held"] == "NO"
+    assert "Sparsity, head" not in table
+
+
+def test_a_part_is_measured_once_and_kept(tmp_path):
+    claims = script("claims")
+    parts = claims["Parts"](claims["Config"](quick=True, out=tmp_path))
+    calls = []
+
+    def part():
+        calls.append(1)
+        return {"probe": 0.5}
+
+    assert parts.kept("contrastive none 0", part) == parts.kept("contrastive none 0", part)
+    assert len(calls) == 1
+    other = claims["Parts"](claims["Config"](quick=False, out=tmp_path))
+    with pytest.raises(ValueError, match="of another preset"):
+        other.kept("contrastive none 0", part)
+
+
+def test_spectral_ncl_recovers_the_posterior_and_its_twin_does_not():
+    posterior = script("claims")["posterior"]
+    ncl, twin = (posterior(kind, 0, items=40, classes=3, steps=400) for kind in ("relu", "none"))
+    assert ncl["posterior"] > 0.95 > twin["posterior"]
+
+
+# Data that only evals use
+
+
+def test_sprites_show_their_factors():
+    pytest.importorskip("PIL")
+    from ncl_multi.data.sprites import draw, sprites
+
+    pictures, factors = sprites(50, seed=1, size=32)
+    assert torch.equal(pictures.y, factors[:, 0])
+    assert torch.equal(draw(factors, 32), pictures.images)
+    small, large = draw(torch.tensor([[0, 0, 0, 16, 16], [0, 5, 0, 16, 16]]), 64).flatten(1)
+    assert int(large.count_nonzero()) == pytest.approx(4 * int(small.count_nonzero()), rel=0.1)
+    left = draw(torch.tensor([[2, 3, 7, 0, 16]]))[0, 0].float().mean(0)
+    assert left.argmax() < 16
+    with pytest.raises(ValueError, match="must lie below"):
+        draw(torch.tensor([[3, 0, 0, 0, 0]]))
+
+
+@pytest.mark.parametrize("kind", ["noise", "blur", "contrast", "jpeg"])
+def test_a_corruption_grows_with_its_severity(kind):
+    pytest.importorskip("PIL")
+    from ncl_multi.data.corrupt import corrupt
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (3, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    harm = [(corrupt(images, kind, s).float() - images).abs().mean() for s in (1, 3, 5)]
+    assert 0 < harm[0] < harm[1] < harm[2]
+    assert corrupt(images[:, :1], kind).shape == (3, 1, 16, 16)
+    with pytest.raises(ValueError, match="severity 1 to 5"):
+        corrupt(images, kind, 6)

@@ -1,0 +1,110 @@
+"""Every script explains itself, and every one-line example runs."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ONE_LINE = sorted((ROOT / "recipes/one_line").glob("*.py"))
+SCRIPTS = sorted([*(ROOT / "recipes").glob("*.py"), *(ROOT / "evals").glob("*.py")])
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_help_explains_every_option(script, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(script), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert "usage:" in shown
+    docstring = runpy.run_path(str(script), run_name="script")["__doc__"]
+    assert f"python {script.relative_to(ROOT)}" in docstring
+
+
+@pytest.mark.parametrize("script", ONE_LINE, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")
+def test_one_line_example_runs(script, capsys):
+    needs = {
+        "lightning_module": "lightning",
+        "open_clip_loss": "open_clip",
+        "pyg_grace": "torch_geometric",
+    }
+    pytest.importorskip(needs.get(script.stem, "sklearn"))
+    source = script.read_text()
+    assert source.count("# <- the line") == 1
+    runpy.run_path(str(script), run_name="__main__")
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_speed_says_what_to_install_to_stand_beside():
+    need = runpy.run_path(str(ROOT / "evals/speed.py"), run_name="script")["need"]
+    need("torch")
+    with pytest.raises(SystemExit, match=r"needs no_such_rival: pip install -e '\.\[bench\]'"):
+        need("torch", "no_such_rival")
+
+
+def readme_check():
+    return runpy.run_path(str(ROOT / ".ci/readme.py"), run_name="script")
+
+
+def test_a_table_must_be_what_its_command_printed():
+    difference = readme_check()["difference"]
+    said = ["| | R@10 |", "|---|---|", "| NCL | 58.6 (.1) |", "| twin | 56.9 (.2) |"]
+    printed = ["words before", *said[:2], "| NCL | 58.9 (.1) |", "| twin | 56.9 (.2) |"]
+    assert difference(said, printed) is None
+    assert "no table" in difference(said, ["nothing"])
+    assert "57.5" in difference(said, [*said[:3], "| twin | 57.5 (.2) |"])
+    assert "ncl" in difference(said, [*said[:2], "| ncl | 58.6 (.1) |", said[3]])
+    assert "nothing" in difference(said, said[:3])
+
+
+def test_figures_without_a_spread_may_differ_by_a_fifth_and_words_not_at_all():
+    same_cell = readme_check()["same_cell"]
+    assert same_cell("1,065", "1,200")
+    assert not same_cell("1,065", "1,400")
+    assert same_cell("39.0 ± 0.6 %", "40.1 ± 0.2 %")
+    assert not same_cell("39.0 ± 0.6 %", "40.4 ± 0.2 %")
+    assert same_cell("39.0 ± 0.1 %", "40.1 ± 0.6 %")
+    assert not same_cell("yes", "NO")
+
+
+def test_a_verdict_follows_from_figures_and_is_not_compared_by_itself():
+    same = readme_check()["same"]
+    assert same("| a | 1.0 ± 0.5 | yes |", "| a | 0.9 ± 0.1 | NO |")
+    assert not same("| a | 1.0 ± 0.5 | yes |", "| a | 3.0 ± 0.1 | NO |")
+    assert not same("| a | 1.0 ± 0.5 | yes |", "| a | 0.9 ± 0.1 | x |")
+
+
+def test_a_block_of_the_readme_has_the_table_after_it():
+    blocks = readme_check()["blocks"]
+    page = "```bash\na\n```\n\n| x |\n|---|\n\n```bash\nb \\\n c\n```\nwords\n"
+    assert blocks(page) == [("a\n", ["| x |", "|---|"]), ("b \\\n c\n", [])]
+    assert len(blocks((ROOT / "README.md").read_text())) >= 1
+
+
+def test_runs_are_shown_as_mean_and_spread(tmp_path, capsys):
+    table = runpy.run_path(str(ROOT / "evals/table.py"), run_name="script")
+    for seed, value in enumerate((0.25, 0.75)):
+        figures = {"NCL": {"probe": value, "curve": [{"k": 2, "hits": 10.0 * value}], "name": "x"}}
+        (tmp_path / f"{seed}.json").write_text(json.dumps(figures))
+    files = tuple(sorted(tmp_path.glob("*.json")))
+    table["main"](table["Config"](files))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "| mean of 2 (spread) | probe | hits |",
+        "|---|---|---|",
+        "| NCL | 0.500 (0.250) |  |",
+        "| NCL, curve, k 2 |  | 5.00 (2.50) |",
+    ]
+    with pytest.raises(SystemExit, match="no row 'twin'"):
+        table["main"](table["Config"](files, rows=("twin",)))
+    (tmp_path / "1.json").write_text(json.dumps({"twin": {"probe": 0.5}}))
+    with pytest.raises(SystemExit, match=r"no row 'NCL' in .*1\.json"):
+        table["main"](table["Config"](files, rows=("NCL",)))
+    with pytest.raises(SystemExit, match="no measure 'hit'"):
+        table["main"](table["Config"](files, measures=("hit",)))
+    (tmp_path / "0.json").write_text("[1")
+    with pytest.raises(SystemExit, match="holds no figures"):
+        table["main"](table["Config"](files))
