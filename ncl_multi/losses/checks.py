@@ -1,21 +1,48 @@
-"""What every loss asks of its input. No check here makes a GPU wait."""
+"""What every loss asks of its input. Only `check_together` makes a GPU wait, once."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ncl_multi.distributed import agree
 
-def check_views(za: Tensor, zb: Tensor) -> None:
-    """Two aligned batches of at least two rows."""
+
+def check_views(za: Tensor, zb: Tensor, least_rows: int = 2) -> None:
+    """Two aligned batches of at least `least_rows` rows."""
     if za.ndim != 2 or za.shape != zb.shape:
         raise ValueError(
             f"za and zb must be two views of the same rows, both of shape (n, d); "
             f"got {tuple(za.shape)} and {tuple(zb.shape)}"
         )
-    if len(za) < 2 or za.shape[1] == 0:
+    if len(za) < least_rows or za.shape[1] == 0:
+        number = "two rows" if least_rows == 2 else "one row in each process"
         raise ValueError(
-            f"a contrastive loss needs at least two rows and one dimension; got {tuple(za.shape)}. "
-            f"Use drop_last=True in the loader"
+            f"a contrastive loss needs at least {number} and one dimension; "
+            f"got {tuple(za.shape)}. Use drop_last=True in the loader"
         )
+
+
+def check_together(check: Callable[[], None], *views: Tensor, **options: Any) -> list[int]:
+    """Rows of each process, if `check` passes on all and they pass the same options.
+
+    What is wrong on one process is raised on all of them.
+    """
+    error = None
+    try:
+        check()
+    except ValueError as wrong:
+        error = str(wrong)
+    same = {
+        "width": [z.shape[-1] if z.ndim else 0 for z in views],
+        "dtype": [str(z.dtype).removeprefix("torch.") for z in views],
+        **{name: float(o) if isinstance(o, Tensor) else o for name, o in options.items()},
+    }
+    counts = agree(error, len(views[0]) if views[0].ndim else 0, views[0].device, **same)
+    if sum(counts) < 2:
+        raise ValueError(f"a contrastive loss needs at least two rows in all; got {sum(counts)}")
+    return counts
 
 
 def check_finite(loss: Tensor) -> Tensor:
@@ -31,6 +58,11 @@ def check_finite(loss: Tensor) -> Tensor:
 def free_to_read(x: Tensor) -> bool:
     """Whether looking at the values stalls nothing: not a GPU, not a traced graph."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def sum_dtype(*views: Tensor) -> torch.dtype:
+    """The widest type among them, at least float32."""
+    return torch.float64 if any(z.dtype == torch.float64 for z in views) else torch.float32
 
 
 def at_least_float32(z: Tensor) -> Tensor:

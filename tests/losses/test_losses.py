@@ -347,9 +347,9 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature):
 
 def test_other_bad_input_is_refused_in_words(unchecked):
     za, zb = views()
-    with pytest.raises(ValueError, match="groups must have one entry a row"):
+    with pytest.raises(ValueError, match="groups must have one entry per row"):
         info_nce(za, zb, groups=torch.zeros(6, dtype=torch.long))
-    with pytest.raises(ValueError, match="groups must have one entry a row"):
+    with pytest.raises(ValueError, match="groups must have one entry per row"):
         info_nce(za, zb, groups=torch.zeros(7, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="tile must be at least 1"):
         info_nce(za, zb, tile=0)

@@ -1,0 +1,55 @@
+"""What the speed scripts share: time and peak extra memory, each case in its own process."""
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Cost(NamedTuple):
+    """What a call costs: the fastest of several, and the most memory beyond what it was given."""
+
+    seconds: float
+    extra_mb: float
+
+
+def need(*modules: str) -> None:
+    """End with what to install if a library we benchmark against is missing."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        sys.exit(f"needs {', '.join(missing)}: pip install -e '.[bench]'")
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a new process, so that no case inherits another's memory."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+def cost(call: Callable[[], object], repeats: int, kept_mb: float = 0.0) -> Cost:
+    """Measure a call; `kept_mb` is the part of its memory that is its result."""
+    before = resident_mb("VmRSS")
+    forget_peak()
+    call()
+    extra = resident_mb("VmHWM") - before - kept_mb
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return Cost(min(times), extra)
+
+
+def resident_mb(entry: str) -> float:
+    """Memory of this process: `VmRSS` now, `VmHWM` at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
+
+
+def forget_peak() -> None:
+    """Let the kernel forget the peak so far."""
+    Path("/proc/self/clear_refs").write_text("5")

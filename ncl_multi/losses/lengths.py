@@ -1,0 +1,51 @@
+"""Lengths of rows for cosine losses, with gradients that stay bounded for empty rows."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ncl_multi.distributed import gather
+
+# The cosine does not see a row's length, so its gradient is one over it. Below this share of a
+# usual length, a row is nearly empty: where its few active entries point is mostly chance.
+_NEARLY_EMPTY = 0.01
+# Only against division by zero.
+_TINY = 1e-12
+
+
+def with_lengths(
+    z: Tensor, dtype: torch.dtype, counts: Sequence[int] | None = None
+) -> list[Tensor]:
+    """Rows in `dtype`, and their lengths, never zero: what a cosine is made of.
+
+    In the backward, rows shorter than a hundredth of the median length, rows of zeros left out,
+    count as that long. Values, and gradients of the other rows, are what they were. `counts`: the
+    rows of each process, where the batch is split over processes.
+    """
+    # Of one unusual row the median does not know, and it has the same scale as the rows. Where all
+    # of them are tiny a number must do, such that fp16, the narrowest type, can hold the gradient.
+    least = max(1e-6, 256 * torch.finfo(z.dtype).tiny)
+    rows = z.to(dtype)
+    with torch.no_grad():
+        lengths = torch.linalg.vector_norm(rows, dim=1)
+        everyone = lengths if counts is None else gather(lengths, counts)
+        usual = everyone.where(everyone > 0, float("nan")).nanmedian()
+        bound = (_NEARLY_EMPTY * usual).nan_to_num(1.0).clamp_min(least)
+        share = lengths.clamp_min(_TINY) / lengths.maximum(bound)
+    rows = _Damped.apply(rows, share[:, None])
+    return [rows, torch.linalg.vector_norm(rows, dim=1).clamp_min(_TINY)]
+
+
+class _Damped(torch.autograd.Function):
+    """The same rows; their gradients times a share."""
+
+    @staticmethod
+    def forward(ctx, z, share):
+        ctx.save_for_backward(share)
+        return z.view_as(z)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (share,) = ctx.saved_tensors
+        return grad * share, None

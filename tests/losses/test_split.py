@@ -1,0 +1,263 @@
+"""Processes that split a loss get the value and the gradient of one with the whole batch."""
+
+import os
+import re
+import socket
+import time
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing import get_context, spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from ncl_multi.distributed import rank, world_size
+from ncl_multi.losses import InfoNCE, Spectral, imitation, info_nce, spectral
+
+# Rows of each process, by how many there are: uneven, and one with a single row.
+COUNTS = {2: [9, 14], 4: [3, 8, 1, 11]}
+GROUPS = torch.arange(23) % 15
+
+
+class Towers(nn.Module):
+    """Two views of each row, some rows empty, and a temperature."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.left, self.right = nn.Linear(6, 7).double(), nn.Linear(6, 7).double()
+        self.temperature = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.left(x).relu(), self.right(x + 0.1).relu(), self.temperature * 1.0
+
+
+def own(x):
+    return x if world_size() == 1 else x.split(COUNTS[world_size()])[rank()]
+
+
+def batch():
+    return torch.randn(23, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def options():
+    """Every combination, by name."""
+    for within_view, grouped, cold, exchange, tile in product(
+        [False, True], [False, True], [False, True], ["gather", "ring"], [None, 4]
+    ):
+        name = f"{within_view=} {grouped=} {cold=} {exchange} {tile=}"
+        yield name, within_view, grouped, cold, {"exchange": exchange, "tile": tile}
+
+
+def cases():
+    def contrast(within_view, grouped, cold, others):
+        def loss(za, zb, t):
+            return info_nce(
+                za, zb, temperature=t / 50 if cold else t, within_view=within_view,
+                groups=own(GROUPS) if grouped else None, distributed=True, **others,
+            )  # fmt: skip
+
+        return loss
+
+    found = {name: contrast(*how) for name, *how in options()}
+    for exchange in ("gather", "ring"):
+        found[f"module {exchange}"] = lambda za, zb, t, e=exchange: (
+            InfoNCE(within_view=True, distributed=True, exchange=e)(za, zb) + t
+        )
+    found["spectral"] = lambda za, zb, t: spectral(za, zb, distributed=True) * t
+    found["spectral module"] = lambda za, zb, t: Spectral(distributed=True)(za, zb) * t
+    for most in (2048, 10):
+        found[f"imitation {most=}"] = lambda za, zb, t, m=most: imitation(
+            (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m, distributed=True
+        )
+    # The loss as a part of what is trained, weighted differently by each process.
+    found["weighted"] = lambda za, zb, t: (
+        info_nce(za, zb, temperature=t, distributed=True) * (2 * (rank() + 1) / (world_size() + 1))
+    )
+    return found
+
+
+def mixed(za, zb, t):
+    return info_nce(za.float(), zb, temperature=t, within_view=True, distributed=True)
+
+
+def learnt(loss):
+    """The value of a loss, and the gradients of a model that was trained with it."""
+    model = Towers()
+    wrapped = DistributedDataParallel(model) if world_size() > 1 else model
+    value = loss(*wrapped(own(batch())))
+    value.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"value": value.detach(), **gradients}
+
+
+def bad_input():
+    """What only the last process does wrong, and what all of them are to be told."""
+    last = rank() == world_size() - 1
+    za, zb = torch.rand(4, 3), torch.rand(4, 3)
+    broken = torch.full((4, 3), float("nan")) if last else za
+    wide = torch.rand(4, 5) if last else za
+    double = za.double() if last else za
+    none = za[:0] if last else za
+    groups = torch.arange(4)
+    yield "width", lambda: info_nce(wide, wide, distributed=True), "width .3, 3., .*.5, 5."
+    yield "dtype", lambda: info_nce(double, double, distributed=True), "dtype .*float64"
+    yield "spectral", lambda: spectral(double, zb, distributed=True), "dtype .*float64"
+    yield "no rows", lambda: info_nce(none, none, distributed=True), "at least one row in each"
+    yield "no spectral", lambda: spectral(none, none, distributed=True), "at least one row in each"
+    yield "NaN", lambda: info_nce(broken, zb, distributed=True), "NaN or infinity"
+    yield (
+        "NaN in a ring",
+        lambda: info_nce(broken, zb, distributed=True, exchange="ring"),
+        "NaN or infinity",
+    )
+    yield "NaN spectral", lambda: spectral(broken, zb, distributed=True), "NaN or infinity"
+    yield (
+        "NaN imitation",
+        lambda: imitation((broken, zb), (za, zb), 0.1, distributed=True),
+        "NaN or infinity",
+    )
+    yield (
+        "temperature",
+        lambda: info_nce(za, zb, temperature=0.1 + last, distributed=True),
+        "temperature .*1.1",
+    )
+    yield (
+        "form",
+        lambda: info_nce(za, zb, within_view=last, distributed=True),
+        "within_view False, .*True",
+    )
+    yield (
+        "groups",
+        lambda: info_nce(za, zb, groups=groups if last else None, distributed=True),
+        "groups False, .*True",
+    )
+    yield (
+        "length of groups",
+        lambda: info_nce(za, zb, groups=groups[: 3 if last else 4], distributed=True),
+        "process . cannot .* one entry per row",
+    )
+    yield (
+        "exchange",
+        lambda: info_nce(za, zb, exchange="ring" if last else "gather", distributed=True),
+        "exchange gather, .*ring",
+    )
+    yield (
+        "unknown exchange",
+        lambda: info_nce(za, zb, exchange="mail", distributed=True),
+        "exchange must be one of gather, ring; got 'mail'",
+    )
+    yield (
+        "views",
+        lambda: info_nce(za, zb[: 3 if last else 4], distributed=True),
+        "process . cannot .* same rows",
+    )
+    yield (
+        "most",
+        lambda: imitation((za, zb), (za, zb), 0.1, most=2 + last, distributed=True),
+        "most 2, .*3",
+    )
+    yield (
+        "teacher",
+        lambda: imitation((za, zb), (za[: 3 if last else 4], zb), 0.1, distributed=True),
+        "pupil and teacher",
+    )
+
+
+def message(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def join(number, world, port):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=number, world_size=world)
+
+
+def worker(number, world, port, folder):
+    join(number, world, port)
+    found = {name: learnt(loss) for name, loss in cases().items()}
+    found["mixed"] = learnt(mixed)
+    errors = {name: (message(call), words) for name, call, words in bad_input()}
+    torch.save((found, errors), f"{folder}/{number}.pt")
+    dist.destroy_process_group()
+
+
+def dies(number, world, port, exchange):
+    join(number, world, port)
+    za, zb = (torch.rand(600, 8, requires_grad=True) for _ in range(2))
+    loss = info_nce(za, zb, distributed=True, exchange=exchange)
+    if number == 1:
+        os._exit(3)
+    loss.backward()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module", params=COUNTS, ids="{} processes".format)
+def processes(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    spawn(worker, (request.param, free_port(), str(folder)), nprocs=request.param)
+    return [torch.load(folder / f"{i}.pt") for i in range(request.param)]
+
+
+def test_value_and_gradient_are_those_of_one_process(processes):
+    for name, loss in cases().items():
+        alone = learnt(loss)
+        for number, (found, _) in enumerate(processes):
+            assert found[name].keys() == alone.keys()
+            for what, expected in alone.items():
+                if (name, what) == ("weighted", "value"):
+                    expected = expected * (2 * (number + 1) / (len(processes) + 1))
+                torch.testing.assert_close(
+                    found[name][what], expected, rtol=1e-12, atol=1e-12, msg=f"{name}: {what}"
+                )
+
+
+def test_views_of_unequal_precision_meet_in_the_wider_one(processes):
+    alone = learnt(mixed)
+    assert alone["value"].dtype == torch.float64
+    for found, _ in processes:
+        torch.testing.assert_close(found["mixed"], alone, rtol=1e-6, atol=1e-7)
+
+
+def test_bad_input_on_one_process_is_the_same_error_on_all(processes):
+    _, errors = processes[0]
+    for name, (told, words) in errors.items():
+        assert re.search(words, told), (name, told)
+        assert {others[name][0] for _, others in processes} == {told}, name
+
+
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+def test_a_process_that_dies_ends_the_others_within_a_minute(exchange):
+    context, port, start = get_context("spawn"), free_port(), time.monotonic()
+    running = [context.Process(target=dies, args=(i, 3, port, exchange)) for i in range(3)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(60)
+    codes = [process.exitcode for process in running]
+    for process in running:
+        process.kill()
+    assert codes[1] == 3
+    assert codes[0] not in (0, None)
+    assert codes[2] not in (0, None)
+    assert time.monotonic() - start < 60
+
+
+def test_alone_the_option_changes_nothing():
+    za, zb = batch(), batch() + 0.1
+    for exchange in ("gather", "ring"):
+        split = info_nce(za, zb, distributed=True, exchange=exchange)
+        assert split == info_nce(za, zb)
+    assert spectral(za, zb, distributed=True) == spectral(za, zb)
