@@ -1,13 +1,14 @@
 """Search a run by hand: type words or drop a picture, see what matches and why, switch concepts.
 
+The page is for the person at this machine: it listens on loopback unless told otherwise, answers
+only requests for its own host name, and takes pictures only as uploads.
+
 Usage:
-    python -m ncl_multi.app runs/clip_ncl
+    python -m ncl_multi.app runs/clip_ncl --port 7860
 """
 
 import base64
 import html
-import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,17 @@ from scipy.sparse import csr_array
 from ncl_multi.atlas.page import head_features
 from ncl_multi.codes.explain import Match, explain, steer, unit_rows
 from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.names import class_names, name_dimensions
 from ncl_multi.codes.search import SparseIndex
+from ncl_multi.files import open_picture
+from ncl_multi.model import load
 
 EVERYTHING = "everything"
+LOOPBACK = ("127.0.0.1", "localhost")
+MOST_UPLOAD = 20 * 2**20
+"""Bytes of a picture that is dropped on the page."""
+MOST_TEXT = 10_000
+"""Characters of a question."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,10 @@ class Desk:
         run = Path(run)
         sides = list(head_features(run / "features").values())
         wordy = max(sides, key=lambda side: (side.about.get("side") == "text", bool(side.items)))
-        self.names = wordy.about.get("names") or name_dimensions(wordy)
+        given = wordy.about.get("names")
+        if given and (not isinstance(given, list) or not all(isinstance(n, str) for n in given)):
+            raise ValueError(f"the names of dimensions in {run} must be a list of texts")
+        self.names = given or name_dimensions(wordy)
         self.items = [item for side in sides for item in _items(side)]
         self.sides = list(dict.fromkeys(item.side for item in self.items))
         self.index = SparseIndex(sides[0].dims, self.names)
@@ -61,6 +72,8 @@ class Desk:
             return self.index.codes([item])
         if image is None and not text.strip():
             raise ValueError("type some words, drop a picture, or give the number of an item")
+        if len(text) > MOST_TEXT:
+            raise ValueError(f"type at most {MOST_TEXT} characters; got {len(text)}")
         if self.model is None:
             raise ValueError("this run holds no model that can encode; give the number of an item")
         return unit_rows(self.model.encode([text if image is None else image]))
@@ -108,11 +121,7 @@ class Desk:
         item = self.items[match.id]
         picture = ""
         if item.picture:
-            data = base64.b64encode(item.picture).decode()
-            picture = (
-                f'<img src="data:{_kind(item.picture)};base64,{data}" alt="" '
-                f'style="width:72px;height:72px;object-fit:cover;border-radius:8px">'
-            )
+            picture = _thumbnail(item.picture)
         shown = [part for part in match.parts[:5] if part.share >= 0.005]
         reasons = " + ".join(
             f"<b>{part.share:.2f}</b>&nbsp;{html.escape(part.name)}" for part in shown
@@ -128,21 +137,9 @@ class Desk:
 
 
 def load_model(folder: Path) -> Any:
-    """The model of a run, whichever kind it is; None where questions cannot come from outside."""
-    config = json.loads((folder / "config.json").read_text())
-    if (folder / "towers").is_dir():
-        from ncl_multi.adapters.clip.model import NonNegClip
-
-        return NonNegClip.from_pretrained(folder)
-    if str(config.get("format", "")).startswith("ncl_multi.encoder/"):
-        from ncl_multi.adapters.sentence.model import NonNegEncoder
-
-        return NonNegEncoder.from_pretrained(folder)
-    if "size" in config:
-        from ncl_multi.adapters.vision.model import NonNegVision
-
-        return NonNegVision.from_pretrained(folder)
-    return None
+    """The model of a run; None where questions cannot come from outside: a graph."""
+    model = load(folder)
+    return None if model.kind == "graph" else model
 
 
 def build(desk: Desk) -> Any:
@@ -178,6 +175,7 @@ def build(desk: Desk) -> Any:
             with gr.Column(scale=1):
                 text = gr.Textbox(label="Words")
                 image = gr.Image(label="Picture", type="pil", height=180)
+                _only_uploads(image)
                 item = gr.Number(label="Or an item, by its number", precision=0, value=None)
                 side = gr.Radio(
                     [EVERYTHING, *desk.sides],
@@ -200,31 +198,101 @@ def build(desk: Desk) -> Any:
     return app
 
 
-def main(run: Path) -> None:
-    """Serve the app of a run on this machine."""
-    build(Desk(run)).launch()
+def main(
+    run: Path, /, port: int | None = None, host: str = "127.0.0.1", names: tuple[str, ...] = ()
+) -> None:
+    """Serve the app of a run.
+
+    Args:
+        run: Folder that a recipe wrote.
+        port: Port to listen on; by default the first free one from 7860.
+        host: Address to listen on. Another than loopback opens the app to the network: it has no
+            passwords.
+        names: Host names that browsers may ask for, besides localhost and `host`.
+    """
+    app = build(Desk(run))
+
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    # A page of another site whose name was pointed at loopback asks for its own host name.
+    allowed = list(dict.fromkeys([*LOOPBACK, host, *names]))
+    app.launch(
+        server_name=host,
+        server_port=port,
+        share=False,
+        max_file_size=MOST_UPLOAD,
+        app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=allowed)]},
+    )
+
+
+def cli() -> None:
+    """`main` with the arguments of the command line."""
+    import tyro
+
+    tyro.cli(main)
+
+
+def _only_uploads(component: Any) -> None:
+    """Let a picture component take what a visitor uploaded, and nothing else.
+
+    Left to itself it opens any path of this machine that a request names, and fetches any address.
+    """
+    import gradio as gr
+    from PIL import ImageOps
+
+    move = component.async_move_resource_to_block_cache
+
+    async def move_file(source: Any) -> Any:
+        if "://" in str(source):
+            raise gr.Error("pictures are taken only as uploads, not from an address")
+        return await move(source)
+
+    def preprocess(payload: Any) -> Any:
+        if payload is None:
+            return None
+        uploads = Path(component.GRADIO_CACHE).resolve()
+        path = Path(payload.path or "").resolve()
+        if not path.is_relative_to(uploads) or not path.is_file():
+            raise gr.Error("pictures are taken only as uploads")
+        if path.stat().st_size > MOST_UPLOAD:
+            raise gr.Error(f"pictures may have {MOST_UPLOAD} bytes")
+        try:
+            with open_picture(path, "the picture") as picture:
+                return ImageOps.exif_transpose(picture).convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise gr.Error(str(error)) from error
+
+    component.async_move_resource_to_block_cache = move_file
+    component.preprocess = preprocess
 
 
 def _items(features: Features) -> list[Item]:
     side = str(features.about.get("side") or "item")
     texts = [f"{side} {row}" for row in range(len(features))]
-    classes = features.about.get("classes")
     if features.items is not None:
         texts = [str(text) for text in features.items]
-    elif classes and features.y is not None and features.y.ndim == 1:
-        texts = [str(classes[label]) for label in features.y.tolist()]
+    elif features.about.get("classes") and features.y is not None and features.y.ndim == 1:
+        texts = class_names(features)
     pictures: Sequence[bytes | None] = features.thumbnails or [None] * len(features)
     return [Item(text, side, picture) for text, picture in zip(texts, pictures, strict=True)]
 
 
-def _kind(picture: bytes) -> str:
+def _thumbnail(encoded: bytes) -> str:
+    """A picture as HTML; bytes that are not a picture are named as such."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(picture)) as image:
-        return Image.MIME.get(str(image.format), "image/png")
+    try:
+        with open_picture(encoded, "the thumbnail") as picture:
+            kind = Image.MIME[picture.format]
+    except ValueError as error:
+        return f'<i style="width:72px">{html.escape(str(error))}</i>'
+    data = base64.b64encode(encoded).decode()
+    return (
+        f'<img src="data:{kind};base64,{data}" alt="" '
+        f'style="width:72px;height:72px;object-fit:cover;border-radius:8px">'
+    )
 
 
 if __name__ == "__main__":
-    import tyro
-
-    tyro.cli(main, config=(tyro.conf.Positional,))
+    cli()

@@ -1,9 +1,59 @@
-"""Files that are whole or not there."""
+"""The one gate for files: written whole or not at all, looked at before they are read.
 
+A file may come from anyone. So its size, its names, its dtypes and its shapes are compared with
+what is expected before memory is taken for it, and every refusal is a `ValueError` that names the
+file.
+"""
+
+import ctypes
+import io
+import json
 import os
-from collections.abc import Iterator
+import shutil
+import struct
+import sys
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+
+MOST_JSON = 2**20
+"""Bytes of a settings file. Python needs up to 22 bytes for one byte of JSON."""
+MOST_HEADER = 2**23
+"""Bytes of a safetensors header."""
+MOST_DEPTH = 32
+"""Levels of nesting in JSON."""
+MOST_PIXELS = 2**26
+"""Pixels of a picture, 67 million; in RGB it takes 200 MB."""
+
+# Other formats of Pillow start programs (EPS) or are rarely used and rarely tested.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_CODE = (
+    "auto_map",
+    "custom_pipelines",
+    "kernel_config",
+    "quantization_config",
+    "trust_remote_code",
+)
+# What torch raises at bytes that are no file of its own; most come from its unpickler in Python.
+_TORCH_DAMAGE = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
+    MemoryError, NotImplementedError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
+    struct.error, zipfile.BadZipFile,
+)  # fmt: skip
+# The settings of a tokenizer may list thousands of added tokens.
+_MOST_SETTINGS = 2**22
+_VOCABULARIES = ("tokenizer.json", "vocab.json")
+_MOST_VOCABULARY = 2**26
+_EXCHANGE = 2
+_HERE = -100
 
 
 @contextmanager
@@ -24,3 +74,405 @@ def atomic(path: str | Path) -> Iterator[Path]:
         with suppress(OSError):
             unfinished.unlink()
         raise
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Give an empty folder to write to; it takes the place of `path` when the block ends well.
+
+    After a full disk or a kill, `path` is the old folder or the new one. Linux and macOS swap the
+    two in one call. Elsewhere, and on file systems without that call, there is a moment between two
+    renames in which the old folder is called `.<name>.old`; the next save brings it back.
+
+    Files of the old folder that were not written again stay, so that a folder under version control
+    or with notes of its user loses nothing.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "model"
+        >>> with atomic_folder(path) as unfinished:
+        ...     _ = (unfinished / "config.json").write_text("{}")
+        >>> [file.name for file in path.iterdir()]
+        ['config.json']
+    """
+    path = Path(path).resolve()
+    if path.exists() and (not path.is_dir() or path == Path.cwd()):
+        raise ValueError(f"{path} must be a folder other than the current one; choose another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, old = (path.with_name(f".{path.name}.{end}") for end in ("part", "old"))
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        # Only the holder of the lock is here, so these are what a killed process left.
+        if old.exists() and not path.exists():
+            old.rename(path)
+        for left in (part, old):
+            if left.exists():
+                shutil.rmtree(left)
+        part.mkdir()
+        try:
+            yield part
+            if path.exists():
+                _link_the_rest(path, part)
+            _flush(part)
+            if not path.exists():
+                part.rename(path)
+            elif not _swap(part, path):
+                path.rename(old)
+                part.rename(path)
+            _flush_entry(path.parent)
+        finally:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            for left in (part, old):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def lock_folder(path: str | Path) -> Iterator[None]:
+    """Keep a folder for this process; a second one is refused at once. A kill frees it.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with lock_folder(folder):
+        ...     Path(folder, "train.jsonl").touch()
+    """
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"another process is writing to {path}; wait until it ends or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def read_json(
+    path: str | Path,
+    keys: Collection[str] | None = None,
+    optional: Collection[str] = (),
+    *,
+    most_bytes: int = MOST_JSON,
+) -> dict[str, Any]:
+    """The object in a JSON file, which has all `keys`, perhaps `optional` ones, and no others.
+
+    Without `keys` it may have any.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "config.json"
+        >>> _ = path.write_text('{"dims": 8}')
+        >>> read_json(path, keys=["dims"], optional=["k"])
+        {'dims': 8}
+    """
+    value = parse_json(read_bytes(path, most_bytes), path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must contain a JSON object; got {type(value).__name__}")
+    if keys is not None:
+        check_keys(value, keys, optional, path)
+    return value
+
+
+def check_keys(
+    value: Mapping[str, Any], keys: Collection[str], optional: Collection[str], where: str | Path
+) -> None:
+    """Refuse an object that lacks one of `keys` or has one that is neither there nor `optional`."""
+    missing = [key for key in keys if key not in value]
+    unknown = [key for key in value if key not in keys and key not in optional]
+    if missing or unknown:
+        raise ValueError(
+            f"{where} must have the keys {', '.join(keys)}; missing: {missing[:5]}, unknown: "
+            f"{[key[:80] for key in unknown[:5]]}. Save it again with this version"
+        )
+
+
+def parse_json(content: bytes | str, where: str | Path) -> Any:
+    """A JSON value that is not nested too deeply; `where` is what errors call it."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{where} is nested more than {MOST_DEPTH} levels deep") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not valid JSON, or was cut short: {error}") from error
+    level, depth = [value], 0
+    while level := [
+        child
+        for parent in level
+        if isinstance(parent, dict | list)
+        for child in (parent.values() if isinstance(parent, dict) else parent)
+    ]:
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"{where} is nested more than {MOST_DEPTH} levels deep")
+    return value
+
+
+def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+    """The content of a regular file that is not larger than expected."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"{path} is larger than {most_bytes} bytes, so it was not read")
+    return content
+
+
+def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
+    """Refuse a model folder that asks the library which loads it to run code.
+
+    Only files with these suffixes may be there, and no settings file may have a key that names code
+    (`auto_map`), allows it (`trust_remote_code`) or fetches it (an attention kernel of the hub).
+    Call it before any library sees the folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Model"}}')
+        >>> check_no_code(folder, {".json"})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: ...config.json has the key 'auto_map', which runs code; it was not loaded
+    """
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        if not path.is_file() or path.suffix not in suffixes:
+            raise ValueError(
+                f"{path} does not belong into a saved model: expected only files that end in "
+                f"{', '.join(sorted(suffixes))}. It was not loaded; remove it if you trust the rest"
+            )
+        if path.suffix == ".json" and path.name not in _VOCABULARIES:
+            _check_settings(path)
+        elif path.stat().st_size > _MOST_VOCABULARY:
+            raise ValueError(f"{path} is larger than {_MOST_VOCABULARY} bytes; it was not loaded")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a tensor in a file must be: its dtypes, as safetensors calls them, and its axes."""
+
+    dtypes: tuple[str, ...]
+    ndim: int | tuple[int, ...] = 1
+    required: bool = True
+
+
+def read_safetensors(
+    path: str | Path,
+    expected: Mapping[str, Expected],
+    *,
+    framework: str,
+    file_format: str | None = None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors and metadata of a safetensors file, after a look at its header.
+
+    With `file_format`, the metadata must name this format. A name of `expected` may have wildcards:
+    `*.ids` stands for `0.ids`, `1.ids` and so on. A name that is not expected, another dtype or
+    another number of axes is refused before any tensor is made. Tensors take no more memory than
+    the file.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.numpy import save_file
+        >>> import numpy as np
+        >>> path = tempfile.mkdtemp() + "/a.safetensors"
+        >>> save_file({"x": np.zeros(3, np.float32)}, path)
+        >>> read_safetensors(path, {"x": Expected(("F32",))}, framework="np")[0]
+        {'x': array([0., 0., 0.], dtype=float32)}
+    """
+    header = _header(Path(path))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path} is damaged: its metadata is {type(metadata).__name__}")
+    if file_format is not None and metadata.get("format") != file_format:
+        raise ValueError(
+            f"{path} has another format: expected {file_format}, got "
+            f"{str(metadata.get('format'))[:80]}. Write it again with this version"
+        )
+    for name, entry in header.items():
+        rules = [rule for pattern, rule in expected.items() if fnmatchcase(name, pattern)]
+        if not rules or not isinstance(entry, dict):
+            raise ValueError(
+                f"{path} contains {name[:80]!r}; expected only {', '.join(expected)}. "
+                f"Write it again with this version"
+            )
+        dtype, shape = entry.get("dtype"), entry.get("shape")
+        if dtype not in rules[0].dtypes:
+            raise ValueError(
+                f"{path} is damaged: {name} must be {' or '.join(rules[0].dtypes)}; got {dtype}"
+            )
+        axes = (rules[0].ndim,) if isinstance(rules[0].ndim, int) else rules[0].ndim
+        if not isinstance(shape, list) or len(shape) not in axes:
+            wanted = " or ".join(map(str, axes))
+            raise ValueError(f"{path} is damaged: {name} must have {wanted} axes; got {shape}")
+    missing = [n for n, rule in expected.items() if rule.required and "*" not in n]
+    missing = [name for name in missing if name not in header]
+    if missing:
+        raise ValueError(f"{path} is damaged: it has no {', '.join(missing)}. Write it again")
+    try:
+        # It refuses tensors that overlap, leave gaps or end elsewhere than the file.
+        with safe_open(path, framework=framework) as file:
+            return {name: file.get_tensor(name) for name in header}, metadata
+    except (SafetensorError, OSError, OverflowError) as error:
+        raise ValueError(f"{path} is damaged, or was cut short: {error}") from error
+
+
+def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
+    """What `torch.save` wrote: tensors, plain values and these classes, on the CPU.
+
+    It runs no code, and the content takes no more memory than the file: an archive with compressed
+    parts, which torch never writes, is refused.
+
+    Example:
+        >>> import tempfile, torch
+        >>> path = tempfile.mkdtemp() + "/state.pt"
+        >>> torch.save({"step": 3}, path)
+        >>> read_torch(path)
+        {'step': 3}
+    """
+    import torch
+
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is not a file")
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                sizes = [(part.file_size, part.compress_type) for part in archive.infolist()]
+            if sum(size for size, _ in sizes) > Path(path).stat().st_size or any(
+                kind != zipfile.ZIP_STORED for _, kind in sizes
+            ):
+                raise ValueError("its parts are larger than the file")
+        with torch.serialization.safe_globals(list(classes)):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except _TORCH_DAMAGE as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{path} was not written by torch.save, was cut short, or contains more than tensors, "
+            f"so it was not read: {first}"
+        ) from error
+
+
+def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Any:
+    """A Pillow image, not yet decoded, of a usual format and at most `MOST_PIXELS` pixels.
+
+    `file` is a path or the encoded bytes; `name` is what errors call it.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (3, 2)).save(file, "PNG")
+        >>> open_picture(file.getvalue()).size
+        (3, 2)
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("needs pillow: pip install 'ncl-multi[train]'") from error
+    name = name or ("the picture" if isinstance(file, bytes) else file)
+    try:
+        opened = io.BytesIO(file) if isinstance(file, bytes) else file
+        picture = Image.open(opened, formats=_FORMATS)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{name} is not a picture ({', '.join(_FORMATS)}): {error}") from error
+    except (SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(f"{name} cannot be read as a picture: {error}") from error
+    if picture.width * picture.height > MOST_PIXELS:
+        picture.close()
+        raise ValueError(
+            f"{name} has {picture.width} x {picture.height} pixels; at most {MOST_PIXELS} are "
+            f"read. Scale it down"
+        )
+    return picture
+
+
+def _check_settings(path: Path) -> None:
+    left = [parse_json(read_bytes(path, _MOST_SETTINGS), path)]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            for key, setting in value.items():
+                kernel = key.endswith("_implementation") and setting not in (None, "eager", "sdpa")
+                if key in _CODE or kernel:
+                    raise ValueError(
+                        f"{path} has the key {key!r}, which runs code; it was not loaded"
+                    )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a folder; expected a safetensors file")
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        there = path.stat().st_size - 8
+        if not 2 <= size <= there:
+            raise ValueError(f"{path} is not a safetensors file, or was cut short")
+        if size > MOST_HEADER:
+            raise ValueError(f"{path} has a header of {size} bytes; at most {MOST_HEADER} are read")
+        content = file.read(size)
+    header = parse_json(content, f"the header of {path}")
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not a safetensors file, or was cut short")
+    return header
+
+
+def _link_the_rest(old: Path, new: Path) -> None:
+    """Bring entries that only the old folder has into the new one."""
+    for entry in old.iterdir():
+        target = new / entry.name
+        if os.path.lexists(target):
+            continue
+        if entry.is_symlink():
+            target.symlink_to(entry.readlink())
+        elif entry.is_dir():
+            shutil.copytree(entry, target, symlinks=True, copy_function=_link)
+        elif entry.is_file():
+            _link(entry, target)
+
+
+def _link(source: str | Path, target: str | Path) -> str | Path:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step; False where the system cannot."""
+    c = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    names = (os.fsencode(one), os.fsencode(other))
+    if c is not None and sys.platform == "darwin" and hasattr(c, "renamex_np"):
+        return c.renamex_np(*names, _EXCHANGE) == 0
+    if c is not None and hasattr(c, "renameat2"):
+        return c.renameat2(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
+    return False
+
+
+def _flush(folder: Path) -> None:
+    """Wait until a folder and all in it are on the disk."""
+    for here, _, names in os.walk(folder):
+        for name in names:
+            if (path := Path(here, name)).is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        _flush_entry(Path(here))
+
+
+def _flush_entry(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk; Windows opens no folders."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

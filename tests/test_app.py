@@ -1,12 +1,16 @@
 """The app: the desk behind it on a small run, then the page itself over the wire."""
 
+import base64
 import io
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
+import zlib
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -18,7 +22,7 @@ Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("tqdm")
 
 from ncl_multi import Features  # noqa: E402
-from ncl_multi.app import Desk, load_model  # noqa: E402
+from ncl_multi.app import MOST_UPLOAD, Desk, load_model  # noqa: E402
 
 WORDS = ["dog", "beach", "snow", "ship"]
 TRAP = "<script>alert(1)</script> dog beach"
@@ -97,7 +101,7 @@ def test_bad_questions_are_told(run):
 
 def test_words_are_encoded_by_the_runs_own_model(run):
     pytest.importorskip("transformers")
-    from test_wrap import tiny_bert, tiny_tokenizer
+    from tiny_text import tiny_bert, tiny_tokenizer
 
     import ncl_multi as ncl
 
@@ -109,13 +113,41 @@ def test_words_are_encoded_by_the_runs_own_model(run):
     assert np.linalg.norm(code.toarray()) == pytest.approx(1)
 
 
+def test_a_class_list_that_is_too_short_and_thumbnails_that_are_no_pictures_are_shown_as_such(run):
+    z = torch.eye(4).repeat(3, 1)
+    bytes_ = [png((1, 2, 3)), b"<script>alert(1)</script>", *[png((1, 2, 3))] * 10]
+    features = run / "features"
+    for path in features.iterdir():
+        path.unlink()
+    about = {"output": "head", "split": "test", "classes": ["cat", "dog"]}
+    y = torch.tensor([0, 1, 2, -1] * 3)
+    Features(z, y=y, about=about, thumbnails=bytes_).save(features / "image.safetensors")
+    desk = Desk(run)
+    assert [item.text for item in desk.items[:4]] == ["cat", "dog", "class 2", "class -1"]
+    page = desk.page(desk.find(desk.code(item=1), k=3))
+    assert "the thumbnail is not a picture" in page
+    assert page.count("<img") == 2
+    assert "<script" not in page
+
+
+def test_names_that_are_no_texts_are_refused(run):
+    path = run / "features" / "text.safetensors"
+    texts = Features.load(path)
+    for names in ("abcd", [1, 2, 3, 4], {"a": 1}):
+        Features(texts.z, items=texts.items, about=texts.about | {"names": names}).save(path)
+        with pytest.raises(ValueError, match="must be a list of texts"):
+            Desk(run)
+
+
 def test_a_model_that_takes_no_questions_is_left_alone(run):
-    (run / "model").mkdir()
-    (run / "model" / "config.json").write_text('{"in_dim": 8}')
+    pytest.importorskip("torch_geometric")
+    from ncl_multi.adapters.graph.model import NonNegGraph
+
+    NonNegGraph(4, in_dim=8).save_pretrained(run / "model")
     assert Desk(run).model is None
 
 
-def call(url, name, *arguments):
+def call(url, name, *arguments, expect="complete"):
     """One call of gradio's own interface: ask, then read the event that brings the answer."""
     # One session, so that the choices one answer brings may be picked in the next question.
     body = json.dumps({"data": arguments, "session_hash": "visitor"}).encode()
@@ -133,7 +165,7 @@ def call(url, name, *arguments):
             time.sleep(1)
         else:
             break
-    assert kind == "event: complete"
+    assert kind == f"event: {expect}"
     return json.loads(data.removeprefix("data: "))
 
 
@@ -144,8 +176,8 @@ def url(run):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {"GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
-    command = [sys.executable, "-m", "ncl_multi.app", str(run)]
+    settings = {"GRADIO_TEMP_DIR": str(run / "uploads"), "GRADIO_ANALYTICS_ENABLED": "False"}
+    command = [sys.executable, "-m", "ncl_multi.app", str(run), "--port", str(port)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     app = subprocess.Popen(command, env=os.environ | settings, **quiet)
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
@@ -167,3 +199,74 @@ def test_the_app_answers(url):
     page = call(url, "answer", "", None, 0, "text", ["#1 beach"], ["#2 snow"], 1.0)[0]
     assert "&nbsp;snow" in page
     assert "&nbsp;beach" not in page
+
+
+def status(url, **headers):
+    try:
+        with urlopen(Request(url, headers=headers)) as reply:
+            return reply.status
+    except HTTPError as error:
+        return error.code
+
+
+def upload(url, content, name="picture.png"):
+    """Post a file as a browser does; the path it was kept at, or the status of the refusal."""
+    body = (
+        (
+            f'--cut\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n'
+            f"Content-Type: image/png\r\n\r\n"
+        ).encode()
+        + content
+        + b"\r\n--cut--\r\n"
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=cut"}
+    try:
+        with urlopen(Request(f"{url}/gradio_api/upload", body, headers)) as reply:
+            return json.load(reply)[0]
+    except HTTPError as error:
+        return error.code
+
+
+def test_pictures_are_taken_only_as_uploads_and_only_by_its_own_name(url, run, tmp_path):
+    from gradio import Image as Component
+    from gradio.data_classes import ImageData
+
+    private = tmp_path / "private.png"
+    private.write_bytes(png((1, 2, 3)))
+    # Left to itself, the component reads what it is told to: the bomb goes off.
+    assert Component(type="pil").preprocess(ImageData(path=str(private))).size == (8, 8)
+    meta = {"_type": "gradio.FileData"}
+    bare = base64.b64encode(private.read_bytes()).decode()
+    for picture in (
+        {"path": str(private)},
+        {"path": str(private), "meta": meta},
+        {"path": "/etc/passwd"},
+        {"path": str(run / "uploads" / ".." / "private.png")},
+        {"path": "http://localhost/private.png", "meta": meta},
+        {"path": None, "url": f"data:image/png;base64,{bare}"},
+    ):
+        error = call(url, "ask", "", picture, None, "everything", expect="error")
+        # Of a path with `meta` gradio itself says no, without a word.
+        assert error["error"] is None or "only as uploads" in error["error"], picture
+    # The run has no model, so a picture that is taken ends in these words.
+    taken = upload(url, private.read_bytes())
+    error = call(url, "ask", "", {"path": taken, "meta": meta}, None, "everything", expect="error")
+    assert "no model that can encode" in json.dumps(error)
+    error = call(url, "ask", "", {"path": taken}, None, "everything", expect="error")
+    assert "no model that can encode" in json.dumps(error)
+    for content, words in ((b"no picture", "not a picture"), (huge_png(), "pixels")):
+        taken = upload(url, content)
+        asked = ("", {"path": taken, "meta": meta}, None, "everything")
+        assert words in json.dumps(call(url, "ask", *asked, expect="error"))
+    assert upload(url, bytes(MOST_UPLOAD + 1)) == 413
+    port = url.rpartition(":")[2]
+    assert status(url) == status(url, Host=f"localhost:{port}") == 200
+    assert status(url, Host="evil.example") == status(f"{url}/config", Host="evil.example") == 400
+
+
+def huge_png():
+    """100,000 x 100,000 pixels in a few bytes."""
+    content = bytearray(png((0, 0, 0)))
+    content[16:24] = struct.pack(">II", 100_000, 100_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    return bytes(content)

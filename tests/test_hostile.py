@@ -4,7 +4,11 @@ import contextlib
 import io
 import json
 import pickle
+import shutil
+import subprocess
+import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from ncl_multi import Features, TrainConfig, fit
+from ncl_multi import Features, StepObjective, TrainConfig, fit
 from ncl_multi.codes.search import SparseIndex
 
 pytest.importorskip("open_clip")
@@ -23,13 +27,22 @@ pytest.importorskip("torch_geometric")
 from ncl_multi.adapters.clip.data import read_pairs
 from ncl_multi.adapters.clip.load import load_towers
 from ncl_multi.adapters.clip.model import NonNegClip
+from ncl_multi.adapters.clip.pairs import DamagedImageError, pairs_of
+from ncl_multi.adapters.clip.towers import (
+    HuggingFaceTowers,
+    OpenClipTowers,
+    Towers,
+    build_open_clip,
+)
 from ncl_multi.adapters.graph.data import load_graph
-from ncl_multi.adapters.graph.model import GraphCL
+from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.adapters.sentence.data import read_examples
 from ncl_multi.adapters.sentence.encoder import Encoder
 from ncl_multi.adapters.sentence.model import NonNegEncoder
 from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.app import load_model
+from ncl_multi.data import images
+from ncl_multi.data.members import tar_files
 
 OURS = (ValueError, OSError)
 """What a reader may raise: errors that say what is wrong with the file."""
@@ -58,7 +71,7 @@ def as_torch(marker: Path) -> bytes:
 def go_on(folder: Path) -> None:
     cfg = TrainConfig(out=folder, device="cpu", steps=1)
     step = lambda model, batch: (model(batch).square().mean(), model(batch))  # noqa: E731
-    fit(torch.nn.Linear(2, 2), step, [torch.ones(2, 2)], cfg)
+    fit(StepObjective(torch.nn.Linear(2, 2), step), [torch.ones(2, 2)], cfg)
 
 
 BERT = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -76,7 +89,7 @@ LOADERS = {
     "saved encoder": ("model.safetensors", lambda f: NonNegEncoder.from_pretrained(f)),
     "saved clip": ("model.safetensors", lambda f: NonNegClip.from_pretrained(f)),
     "saved vision": ("model.safetensors", lambda f: NonNegVision.from_pretrained(f)),
-    "saved graph": ("model.safetensors", lambda f: GraphCL.from_pretrained(f)),
+    "saved graph": ("model.safetensors", lambda f: NonNegGraph.from_pretrained(f)),
     "app": ("model.safetensors", load_model),
 }
 
@@ -205,3 +218,406 @@ def test_a_damaged_file_is_read_or_refused_in_words(reader, good, tmp_path, chan
     other.write_bytes(changed(whole.read_bytes(), changes))
     with contextlib.suppress(*OURS):
         READERS[reader](other)
+
+
+# Folders of saved towers: what a library would run, ask or fetch.
+
+EVIL = """
+from pathlib import Path
+from transformers import BertTokenizerFast, BertConfig, BertModel, CLIPImageProcessor
+
+Path({marker!r}).touch()
+
+
+class X(BertTokenizerFast):
+    pass
+"""
+
+
+def tiny_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<unk>": 1, "a": 2, "dog": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<pad>", unk_token="<unk>"
+    )
+
+
+def two_towers(folder: Path) -> Towers:
+    """A timm and a Hugging Face tower through open_clip."""
+    import open_clip
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=16, vocab_size=4)
+    config.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    settings = {
+        "embed_dim": 16,
+        "vision_cfg": {"timm_model_name": "test_resnet", "timm_proj": "none", "image_size": 32},
+        "text_cfg": {
+            "hf_model_name": str(folder),
+            "hf_tokenizer_name": str(folder),
+            "hf_proj_type": None,
+            "context_length": 8,
+        },
+    }
+    model = build_open_clip(settings)
+    model.visual.preprocess_cfg = vars(open_clip.transform.PreprocessCfg(size=32))
+    tokenizer = open_clip.tokenizer.HFTokenizer(str(folder), context_length=8)
+    return OpenClipTowers("two", model, settings, tokenizer)
+
+
+def hugging_face(folder: Path) -> Towers:
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes["num_attention_heads"] = 2
+    text = {**sizes, "vocab_size": 4, "max_position_embeddings": 8, "eos_token_id": 0}
+    vision = {**sizes, "image_size": 32, "patch_size": 16}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=12)
+    processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    return HuggingFaceTowers("hf", transformers.CLIPModel(config), tiny_tokenizer(), processor)
+
+
+@pytest.fixture(scope="module", params=[two_towers, hugging_face])
+def saved(request, tmp_path_factory):
+    """A saved model of each kind, in a folder that is copied before it is changed."""
+    folder = tmp_path_factory.mktemp(request.param.__name__)
+    NonNegClip(request.param(folder / "source"), dims=8).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(path: Path, where: tuple[str, ...], value: object) -> None:
+    """Set one key of a JSON file, however deep."""
+    whole = json.loads(path.read_text()) if path.exists() else {}
+    inner = whole
+    for key in where[:-1]:
+        if inner.get(key) is None:
+            inner[key] = {}
+        inner = inner[key]
+    inner[where[-1]] = value
+    path.write_text(json.dumps(whole))
+
+
+def auto_map(kind: str) -> dict[str, object]:
+    return {kind: ["evil.X", "evil.X"] if kind == "AutoTokenizer" else "evil.X"}
+
+
+KINDS = ("AutoTokenizer", "AutoConfig", "AutoModel", "AutoImageProcessor", "AutoProcessor")
+SETTINGS = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "any.json")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("with_file", [False, True])
+def test_towers_that_name_code_are_refused_before_a_library_sees_them(
+    copy, tmp_path, monkeypatch, kind, name, trust, with_file
+):
+    def no_answer(*words: object) -> str:
+        raise AssertionError("a question was asked on the terminal")
+
+    monkeypatch.setattr("builtins.input", no_answer)
+    marker, towers = tmp_path / "ran", copy / "towers"
+    edit(towers / name, ("auto_map",), auto_map(kind))
+    if with_file:
+        (towers / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    if trust:
+        where = ("model_cfg", "text_cfg", "tokenizer_kwargs", "trust_remote_code")
+        edit(towers / "open_clip_config.json", where, True)
+    for load in (NonNegClip.from_pretrained, load_model):
+        with pytest.raises(ValueError, match=r"runs code; it was not loaded|does not belong"):
+            load(copy)
+    assert not marker.exists()
+
+
+def test_the_code_in_a_tokenizer_folder_would_run(copy, tmp_path, monkeypatch):
+    import transformers
+
+    assert NonNegClip.from_pretrained(copy).encode(["a dog"]).shape == (1, 8)
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    monkeypatch.setattr("sys.path", [*sys.path])
+    marker, towers = tmp_path / "ran", copy / "towers"
+    edit(towers / "tokenizer_config.json", ("auto_map",), auto_map("AutoTokenizer"))
+    (towers / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    with contextlib.suppress(Exception):
+        transformers.AutoTokenizer.from_pretrained(towers, trust_remote_code=True)
+    assert marker.exists(), "the attack would have worked"
+
+
+OPEN_CLIP = "open_clip_config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "value", "message"),
+    [
+        (OPEN_CLIP, ("model_cfg", "text_cfg", "tokenizer_kwargs"), {"cache_dir": "/"}, "cache_dir"),
+        (OPEN_CLIP, ("model_cfg", "text_cfg", "tokenizer_kwargs"), [1], "must be an object"),
+        (OPEN_CLIP, ("model_cfg", "text_cfg", "more"), 1, r"unknown: \['more'\]"),
+        (OPEN_CLIP, ("model_cfg", "vision_cfg", "more"), 1, r"unknown: \['more'\]"),
+        (OPEN_CLIP, ("model_cfg", "more"), 1, r"unknown: \['more'\]"),
+        (OPEN_CLIP, ("preprocess_cfg", "more"), 1, r"unknown: \['more'\]"),
+        (OPEN_CLIP, ("more",), 1, r"unknown: \['more'\]"),
+        (OPEN_CLIP, ("model_cfg", "text_cfg"), 3, "must be an object; got int"),
+        (OPEN_CLIP, ("model_cfg",), [], "must be an object; got list"),
+        (OPEN_CLIP, ("name",), ["siglip"], "name as a text"),
+        (OPEN_CLIP, ("model_cfg", "vision_cfg", "timm_model_name"), "hf_hub:a/b", "timm does not"),
+        (OPEN_CLIP, ("model_cfg", "vision_cfg", "timm_model_name"), "local-dir:/", "timm does not"),
+        (OPEN_CLIP, ("model_cfg", "embed_dim"), "wide", "must be 1 to 65536; got 'wide'"),
+        (OPEN_CLIP, ("model_cfg", "embed_dim"), 2**40, "must be 1 to 65536"),
+        ("config.json", ("model_type",), "unheard-of", "no towers can be made"),
+        ("config.json", ("attn_implementation",), "evil/kernel", "runs code"),
+        ("config.json", ("text_config", "attn_implementation"), "evil/kernel", "runs code"),
+        ("config.json", ("quantization_config",), {"a": 1}, "runs code"),
+        ("config.json", ("deep",), json.loads("[" * 50 + "]" * 50), "levels deep"),
+        ("config.json", ("long",), "a" * 2**22, "is larger than"),
+        ("tokenizer_config.json", ("a", "b"), {"trust_remote_code": True}, "runs code"),
+    ],
+)
+def test_settings_of_towers_that_do_not_fit_are_refused(copy, name, where, value, message):
+    path = copy / "towers" / name
+    if not path.exists():
+        pytest.skip("these towers have no such file")
+    edit(path, where, value)
+    with pytest.raises(ValueError, match=message):
+        NonNegClip.from_pretrained(copy)
+
+
+@pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "deep/evil.so", "deep/evil.pyc"])
+def test_files_that_towers_do_not_have_are_refused(copy, name):
+    path = copy / "towers" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="does not belong into a saved model"):
+        NonNegClip.from_pretrained(copy)
+
+
+def test_every_file_of_towers_can_be_anything_and_nothing_runs(copy, tmp_path):
+    marker = tmp_path / "ran"
+    for path in sorted((copy / "towers").iterdir()):
+        whole = path.read_bytes()
+        for content in (as_pickle(marker), as_torch(marker), b"", b"[]", b"3", b"{}", b'{"a": 1}'):
+            path.write_bytes(content)
+            with contextlib.suppress(ValueError):
+                NonNegClip.from_pretrained(copy)
+        path.write_bytes(whole)
+    assert NonNegClip.from_pretrained(copy).encode(["a dog"]).shape == (1, 8)
+    assert not marker.exists()
+
+
+def test_loading_a_model_touches_no_network_and_starts_no_program(saved):
+    script = f"""
+import sys
+from ncl_multi.adapters.clip.model import NonNegClip
+from ncl_multi.adapters.clip.pairs import DamagedImageError, pairs_of
+from ncl_multi.adapters.clip.towers import (
+    HuggingFaceTowers,
+    OpenClipTowers,
+    Towers,
+    build_open_clip,
+)
+
+def watch(event, details):
+    if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system"):
+        print(event, details, flush=True)
+
+sys.addaudithook(watch)
+NonNegClip.from_pretrained({str(saved)!r}).encode(["a dog"])
+import socket
+socket.getaddrinfo("localhost", 80)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, input=""
+    )
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["socket.getaddrinfo", "('localhost',"]
+    ]
+
+
+# Data of strangers: archives, captions, pictures, graphs.
+
+
+def tar_of(path: Path, entries: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for info, content in entries:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def pairs_in_a_tar(folder: Path, *more: tuple[tarfile.TarInfo, bytes]) -> str:
+    folder.mkdir(exist_ok=True)
+    whole = [
+        (tarfile.TarInfo(f"{number}.{kind}"), content)
+        for number in range(12)
+        for kind, content in (("jpg", b"not looked at"), ("txt", b"a dog"))
+    ]
+    tar_of(folder / "a.tar", [*whole, *more])
+    return str(folder)
+
+
+def entry(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "0.txt"
+    return info, b""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE],
+)
+@pytest.mark.parametrize("name", ["x.txt", "x.jpg", "x.json"])
+def test_a_tar_entry_that_is_no_plain_file_is_refused(tmp_path, kind, name):
+    assert len(read_pairs(pairs_in_a_tar(tmp_path / "tar"))["test"]) == 1
+    folder = pairs_in_a_tar(tmp_path / "tar", entry("folder.jpg", tarfile.DIRTYPE))
+    assert len(read_pairs(folder)["test"]) == 1
+    with pytest.raises(ValueError, match=r"a.tar: x.* is not a plain file"):
+        read_pairs(pairs_in_a_tar(tmp_path / "tar", entry(name, kind)))
+
+
+def sparse_tar(path: Path, size: int) -> None:
+    """A tar whose one file claims zeros of any length, as GNU tar writes a sparse file."""
+    info = tarfile.TarInfo("0.txt")
+    info.type = tarfile.GNUTYPE_SPARSE
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"00000000000\0"
+    block[386:398] = f"{size:011o}".encode() + b"\0"
+    block[398:410] = b"00000000000\0"
+    block[483:495] = f"{size:011o}".encode() + b"\0"
+    block[148:156] = b" " * 8
+    block[148:156] = f"{sum(block):06o}\0 ".encode()
+    path.write_bytes(bytes(block) + bytes(1024))
+
+
+def test_a_sparse_tar_is_refused_before_its_zeros_are_made(tmp_path):
+    (tmp_path / "data").mkdir()
+    sparse_tar(tmp_path / "data" / "a.tar", 2**24)
+    with tarfile.open(tmp_path / "data" / "a.tar") as tar:
+        content = tar.extractfile(tar.next()).read()
+    assert len(content) > 1000 * (tmp_path / "data" / "a.tar").stat().st_size, "it would go off"
+    with pytest.raises(ValueError, match=r"0.txt is not a plain file"):
+        read_pairs(str(tmp_path / "data"))
+    with pytest.raises(ValueError, match=r"0.txt is not a plain file"):
+        list(tar_files(tmp_path / "data" / "a.tar", lambda name: True))
+
+
+def test_a_caption_that_is_too_long_or_too_deep_is_refused(tmp_path):
+    deep = b'{"caption": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with pytest.raises(RecursionError):
+        json.loads(deep)
+    for name, content, message in (
+        ("x.json", deep, 'must be an object with "caption"'),
+        ("x.txt", b"a" * (2**20 + 1), "has 1048577 bytes; at most 1048576"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_pairs(pairs_in_a_tar(tmp_path / "tar", (tarfile.TarInfo(name), content)))
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "{root}/secret.png"])
+def test_captions_name_no_pictures_outside_their_folder(good, tmp_path, name):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    shutil.copytree(good["captions"].parent, tmp_path / "pairs")
+    assert len(read_pairs(str(tmp_path / "pairs"))["train"]) == 11
+    outside = name.format(root=tmp_path)
+    assert (tmp_path / "pairs" / outside).resolve().name == "secret.png"
+    with (tmp_path / "pairs" / "captions.csv").open("a") as file:
+        file.write(f"{outside},a secret\n")
+    with pytest.raises(ValueError, match="1 images outside its folder"):
+        read_pairs(str(tmp_path / "pairs"))
+
+
+def png(side: int) -> bytes:
+    """A picture of 8 x 8 pixels that says it has another size."""
+    import struct
+    import zlib
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    content = bytearray(file.getvalue())
+    content[16:24] = struct.pack(">II", side, side)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    return bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_picture_of_ten_gigapixels_is_refused_in_words(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            (tmp_path / name / f"{number}.png").write_bytes(png(8))
+    assert images(str(tmp_path), size=8).images[[0]].shape == (1, 3, 8, 8)
+    for side in (9_000, 100_000):
+        for path in tmp_path.rglob("*.png"):
+            path.write_bytes(png(side))
+        with pytest.raises(ValueError, match="cannot be read as a picture"):
+            images(str(tmp_path), size=8).images[[0]]
+    pairs = pairs_of("p", "train", [png(100_000), png(8)], ["big", "small"], [["a"], ["b"]])
+    assert pairs.open(1).size == (8, 8)
+    with pytest.raises(DamagedImageError, match="big: "):
+        pairs.open(0)
+
+
+@pytest.mark.parametrize("label", [2**40, 2**62, 4])
+@pytest.mark.parametrize("kind", [torch.int64, torch.float64])
+def test_a_graph_label_beyond_the_nodes_is_refused(tmp_path, label, kind):
+    from torch_geometric.data import Data
+
+    def saved_with(last: int) -> str:
+        y = torch.tensor([0, 1, 0, last]).to(kind)
+        edges = torch.tensor([[0, 1], [1, 0]])
+        torch.save(Data(x=torch.ones(4, 2), edge_index=edges, y=y), tmp_path / "graph.pt")
+        return str(tmp_path / "graph.pt")
+
+    assert load_graph(saved_with(3)).y.tolist() == [0, 1, 0, 3]
+    with pytest.raises(ValueError, match="below the number of nodes, 4"):
+        load_graph(saved_with(label))
+
+
+def test_a_graph_that_claims_more_than_it_stores_is_refused(tmp_path):
+    from torch_geometric.data import Data
+
+    path, edges = tmp_path / "graph.pt", torch.tensor([[0], [1]])
+    torch.save(Data(x=torch.ones(4, 2), edge_index=edges), path)
+    assert load_graph(str(path)).x.shape == (4, 2)
+    with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "zip.pt", "w", 8) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with pytest.raises(ValueError, match="parts are larger than the file"):
+        load_graph(str(tmp_path / "zip.pt"))
+    torch.save(Data(x=torch.ones(1).expand(2**40, 2), edge_index=edges), path)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"x of shape .* is not stored whole"):
+        load_graph(str(path))
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes=CHANGES)
+def test_a_damaged_tar_or_graph_is_read_or_refused_in_words(tmp_path_factory, changes):
+    from torch_geometric.data import Data
+
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    pairs_in_a_tar(folder)
+    (folder / "a.tar").write_bytes(changed((folder / "a.tar").read_bytes(), changes))
+    with contextlib.suppress(*OURS):
+        read_pairs(str(folder))
+    graph = folder / "graph.pt"
+    torch.save(Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0], [1]])), graph)
+    graph.write_bytes(changed(graph.read_bytes(), changes))
+    with contextlib.suppress(*OURS):
+        load_graph(str(graph))

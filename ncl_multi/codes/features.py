@@ -1,21 +1,39 @@
 """The Features file: codes, labels, item names and where they came from."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
-from ncl_multi.files import atomic
+from ncl_multi.files import Expected, atomic, parse_json, read_safetensors
 
 FORMAT = "ncl_multi.features/1"
+MOST_COLUMNS = 2**22
+"""Width of codes. A file need not be large to claim a large width, so it has a limit."""
+MOST_ABOUT = 2**22
+"""Bytes of provenance in a file."""
+
+_NUMBERS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+_PARTS = {
+    "z": Expected(_NUMBERS, 2, required=False),
+    "data": Expected(("F64", "F32"), required=False),
+    "indices": Expected(("I64", "I32"), required=False),
+    "indptr": Expected(("I64", "I32"), required=False),
+    "shape": Expected(("I64",), required=False),
+    "y": Expected(_NUMBERS, (1, 2), required=False),
+    "items": Expected(("U8",), required=False),
+    "items.ends": Expected(("I64",), required=False),
+    "thumbnails": Expected(("U8",), required=False),
+    "thumbnails.ends": Expected(("I64",), required=False),
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ class Features:
             values = self.z
         if self.z.ndim != 2:
             raise ValueError(f"z must have shape (n, d); got {tuple(self.z.shape)}")
+        if not 1 <= self.z.shape[1] <= MOST_COLUMNS:
+            raise ValueError(f"z must have 1 to {MOST_COLUMNS} columns; got {self.z.shape[1]}")
         if not values.isfinite().all():
             raise ValueError("z holds NaN or infinity; look for a training run that diverged")
         if self.y is not None:
@@ -87,7 +107,7 @@ class Features:
             tensors |= _pack("items", [str(item).encode() for item in self.items])
         if self.thumbnails is not None:
             tensors |= _pack("thumbnails", self.thumbnails)
-        metadata = {"format": FORMAT, "about": json.dumps(self.about, default=str)}
+        metadata = to_metadata(FORMAT, self.about)
         with atomic(path) as unfinished:
             save_file(tensors, unfinished, metadata)
         return Path(path)
@@ -95,43 +115,41 @@ class Features:
     @classmethod
     def load(cls, path: str | Path) -> "Features":
         """Read a file written by `save`; the codes stay on disk until they are used."""
-        tensors, about = read_safetensors(
-            path, FORMAT, "features file", "recipes write one", framework="pt"
-        )
         try:
-            items, thumbnails = _unpack(tensors, "items"), _unpack(tensors, "thumbnails")
+            tensors, metadata = read_safetensors(path, _PARTS, framework="pt", file_format=FORMAT)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"no features file at {path}; recipes write one") from None
+        try:
+            items = _unpack(tensors, "items")
+            thumbnails = _unpack(tensors, "thumbnails")
             return cls(
                 z=_read_codes(tensors),
                 y=tensors.get("y"),
                 items=None if items is None else [item.decode() for item in items],
-                about=about,
-                thumbnails=thumbnails,
+                about=from_metadata(metadata),
+                thumbnails=None if thumbnails is None else list(thumbnails),
             )
         except (KeyError, IndexError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def read_safetensors(
-    path: str | Path, expected: str, what: str, written_by: str, *, framework: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors of a file in one of our formats, and what it says about them; or why it is none."""
-    try:
-        with safe_open(path, framework=framework) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no {what} at {path}; {written_by}") from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no {what}, or was cut short: {error}") from error
-    if metadata.get("format") != expected:
+def to_metadata(file_format: str, about: dict[str, Any]) -> dict[str, str]:
+    """The metadata of a file in one of our formats, if it is short enough to be read again."""
+    text = json.dumps(about, default=str)
+    if len(json.dumps(text)) > MOST_ABOUT:
         raise ValueError(
-            f"{path} is no {what} of this version: expected format {expected}, "
-            f"got {metadata.get('format')}. Write it again"
+            f"what a file says about itself may take {MOST_ABOUT} bytes; got {len(text)}. "
+            f"Put long lists into items"
         )
-    try:
-        return tensors, dict(json.loads(metadata["about"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    return {"format": file_format, "about": text}
+
+
+def from_metadata(metadata: dict[str, str]) -> dict[str, Any]:
+    """What a file says about itself."""
+    about = parse_json(metadata["about"], "its provenance")
+    if not isinstance(about, dict):
+        raise ValueError(f"its provenance must be a JSON object; got {type(about).__name__}")
+    return about
 
 
 def to_csr(z: Tensor) -> csr_array:
@@ -171,13 +189,13 @@ def _csr(z: Tensor) -> csr_array:
 def _read_codes(tensors: dict[str, Tensor]) -> Tensor | csr_array:
     if "z" in tensors:
         return tensors["z"]
-    whole = (torch.int32, torch.int64)
-    kinds = {"data": (torch.float32, torch.float64)} | dict.fromkeys(("indices", "indptr"), whole)
-    for name, allowed in kinds.items():
-        if tensors[name].dtype not in allowed or tensors[name].ndim != 1:
-            raise ValueError(f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}")
-    data, indices, indptr = (tensors[name].numpy() for name in kinds)
-    z = csr_array((data, indices, indptr), shape=tuple(tensors["shape"].tolist()))
+    data, indices, indptr = (tensors[name].numpy() for name in ("data", "indices", "indptr"))
+    shape = tensors["shape"].tolist()
+    if len(shape) != 2 or shape[0] != len(indptr) - 1 or not 0 < shape[1] <= MOST_COLUMNS:
+        raise ValueError(
+            f"shape must be {len(indptr) - 1} rows and 1 to {MOST_COLUMNS} columns; got {shape[:5]}"
+        )
+    z = csr_array((data, indices, indptr), shape=tuple(shape))
     z.check_format(full_check=True)
     return z
 
@@ -189,8 +207,11 @@ def _pack(name: str, entries: Sequence[bytes]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(joined), f"{name}.ends": ends}
 
 
-def _unpack(tensors: dict[str, Tensor], name: str) -> list[bytes] | None:
+def _unpack(tensors: dict[str, Tensor], name: str) -> Iterator[bytes] | None:
     if name not in tensors:
         return None
-    joined, ends = tensors[name].numpy().tobytes(), tensors[f"{name}.ends"].tolist()
-    return [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    joined, ends = tensors[name].numpy().tobytes(), tensors[f"{name}.ends"]
+    starts = torch.cat([ends.new_zeros(1), ends])
+    if (starts.diff() < 0).any() or starts[-1] != len(joined):
+        raise ValueError(f"the {name} must follow each other and end at {len(joined)} bytes")
+    return (joined[start:end] for start, end in pairwise(starts.tolist()))

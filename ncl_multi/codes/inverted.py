@@ -7,6 +7,8 @@ from typing import ClassVar
 import numpy as np
 from scipy.sparse import csr_array
 
+from ncl_multi.files import Expected
+
 try:
     from numba import njit
 except ModuleNotFoundError as error:
@@ -23,7 +25,14 @@ class Block:
     `live` marks the rows that have not been removed.
     """
 
-    PARTS: ClassVar = ("ids", "starts", "rows", "values", "live")
+    PARTS: ClassVar = {
+        "ids": Expected(("I64",)),
+        "starts": Expected(("I64",)),
+        "rows": Expected(("U16",)),
+        "values": Expected(("F32",)),
+        "live": Expected(("BOOL",)),
+    }
+    """What is saved, with the only types that the compiled search may be given."""
 
     ids: np.ndarray
     starts: np.ndarray
@@ -60,17 +69,27 @@ class Block:
 
     def checked(self, dims: int) -> "Block":
         """Itself, if its numbers cannot lead a search astray."""
+        lengths = (len(self.starts) - 1, len(self.values), len(self.live))
         sound = (
-            len(self.starts) == dims + 1
+            0 < len(self.ids) <= MOST_ITEMS
+            and lengths == (dims, len(self.rows), len(self.ids))
             and self.starts[0] == 0
-            and self.starts[-1] == len(self.rows) == len(self.values)
+            and self.starts[-1] == len(self.rows)
             and (np.diff(self.starts) >= 0).all()
-            and 0 < len(self.ids) == len(self.live) <= MOST_ITEMS
             and (not len(self.rows) or self.rows.max() < len(self.ids))
             and np.isfinite(self.values).all()
+            and (self.values >= 0).all()
+            and self.live.view(np.uint8).max() <= 1
+            and self.ids.min() >= 0
+            and len(np.unique(self.ids)) == len(self.ids)
         )
         if not sound:
             raise ValueError("its inverted lists do not fit together")
+        # A list names an item once and in order, or sums over it would count it twice.
+        inside = np.ones(len(self.rows), bool)
+        inside[self.starts[:-1][self.starts[:-1] < len(self.rows)]] = False
+        if (np.diff(self.rows.astype(np.int32), prepend=-1)[inside] <= 0).any():
+            raise ValueError("its inverted lists name an item twice")
         return self
 
 

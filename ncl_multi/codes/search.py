@@ -5,7 +5,6 @@ few dimensions instead of all items. Who outgrows one machine finds the forms of
 in `ncl_multi.codes.engines`.
 """
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,9 @@ from safetensors.numpy import save_file
 from scipy.sparse import csr_array, hstack
 
 from ncl_multi.codes.explain import unit_rows
-from ncl_multi.codes.features import read_safetensors
+from ncl_multi.codes.features import MOST_COLUMNS, from_metadata, to_metadata
 from ncl_multi.codes.inverted import MOST_ITEMS, Block, scan
-from ncl_multi.files import atomic
+from ncl_multi.files import atomic, check_keys, read_safetensors
 
 FORMAT = "ncl_multi.index/1"
 
@@ -44,8 +43,8 @@ class SparseIndex:
     """
 
     def __init__(self, dims: int, names: Sequence[str] | None = None):
-        if dims < 1:
-            raise ValueError(f"dims must be at least 1; got {dims}")
+        if not 1 <= dims <= MOST_COLUMNS:
+            raise ValueError(f"dims must be at least 1 and at most {MOST_COLUMNS}; got {dims}")
         if names is not None and len(names) != dims:
             raise ValueError(f"names must be one a dimension, {dims}; got {len(names)}")
         self.dims = dims
@@ -186,21 +185,36 @@ class SparseIndex:
             for name, part in block.tensors().items()
         }
         about = {"dims": self.dims, "names": self.names, "blocks": len(self._blocks)}
+        metadata = to_metadata(FORMAT, about)
         with atomic(path) as unfinished:
-            save_file(tensors, unfinished, {"format": FORMAT, "about": json.dumps(about)})
+            save_file(tensors, unfinished, metadata)
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "SparseIndex":
         """Read a file written by `save`."""
-        tensors, about = read_safetensors(
-            path, FORMAT, "index", "SparseIndex.save writes one", framework="np"
-        )
+        expected = {f"*.{name}": part for name, part in Block.PARTS.items()}
         try:
-            index = cls(about["dims"], about["names"])
-            for number in range(about["blocks"]):
+            tensors, metadata = read_safetensors(path, expected, framework="np", file_format=FORMAT)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"no index at {path}; SparseIndex.save writes one") from None
+        try:
+            about = from_metadata(metadata)
+            check_keys(about, ("dims", "names", "blocks"), (), "its provenance")
+            dims, names, blocks = about["dims"], about["names"], about["blocks"]
+            if type(dims) is not int or type(blocks) is not int:
+                raise ValueError(f"dims and blocks must be whole numbers; got {dims} and {blocks}")
+            if not (names is None or (isinstance(names, list) and set(map(type, names)) <= {str})):
+                raise ValueError("names must be a list of texts")
+            if len(tensors) != blocks * len(Block.PARTS):
+                raise ValueError(f"it must hold {blocks} blocks; got {len(tensors)} tensors")
+            index = cls(dims, names)
+            for number in range(blocks):
                 parts = {name: tensors[f"{number}.{name}"] for name in Block.PARTS}
                 index._blocks.append(Block(**parts).checked(index.dims))
+            ids = index.ids
+            if len(np.unique(ids)) != len(ids):
+                raise ValueError("its ids must not repeat")
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
         return index

@@ -13,6 +13,8 @@ from filelock import FileLock
 
 from ncl_multi.data.fetch import Package, cache, fetch, say, unfinished
 
+MOST_MEMBER = 2**28
+"""Bytes of one file in a tar."""
 # A zip or tar knows no drive letters, but the file system it is unpacked to may.
 _UNSAFE = (":", "\\", "\0")
 
@@ -83,12 +85,27 @@ def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
     try:
         with tarfile.open(path) as archive:
             for info in archive:
-                if info.isfile() and wanted(info.name):
+                if wanted(info.name) and not info.isdir():
+                    check_plain(path, info, MOST_MEMBER)
                     content = archive.extractfile(info)
                     if content is not None:
                         yield info.name, content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(f"{path} is no tar file, or was cut short: {error}") from error
+
+
+def check_plain(path: Path, info: tarfile.TarInfo, most_bytes: int) -> None:
+    """Refuse an entry of a tar that is not a plain file or is larger than expected.
+
+    A link, a fifo or a device has no content of its own, and a sparse file of a few bytes may claim
+    to have any length.
+    """
+    if not info.isreg() or info.issparse():
+        raise ValueError(f"{path}: {info.name} is not a plain file; pack the tar again without it")
+    if info.size > most_bytes:
+        raise ValueError(
+            f"{path}: {info.name} has {info.size} bytes; at most {most_bytes} are read"
+        )
 
 
 def safe(names: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """Labelled pictures, whatever they came from."""
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,26 @@ class ImageSet:
             return self
         rows = list(range(count))
         return ImageSet(self.images[rows], self.y[:count], self.classes, self.name, self.split)
+
+
+def thumbnails(images: ImageSet) -> list[bytes]:
+    """Every image as PNG, at most 64 pixels wide."""
+    from PIL import Image
+
+    def shown(pixels: Tensor) -> bytes:
+        array = pixels.permute(1, 2, 0).numpy()
+        return thumbnail(Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array), "PNG")
+
+    return [shown(images.images[[row]][0]) for row in range(len(images))]
+
+
+def thumbnail(image: Any, form: Literal["PNG", "JPEG"], side: int = 64) -> bytes:
+    """A small copy of a PIL image, as the bytes of a file."""
+    image = image.copy()
+    image.thumbnail((side, side))
+    file = io.BytesIO()
+    image.save(file, form, **({"quality": 80} if form == "JPEG" else {}))
+    return file.getvalue()
 
 
 def whole(batch: Any) -> Any:

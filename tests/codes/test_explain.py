@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.sparse import csr_array
 
-from ncl_multi import Features
 from ncl_multi.codes.explain import explain, steer, unit_rows, why
-from ncl_multi.codes.names import name_dimensions
 
 ENTRIES = st.one_of(st.just(0.0), st.floats(2**-40, 1e6, width=32))
 
@@ -108,42 +106,3 @@ def test_bad_steering_is_refused():
         steer(torch.ones(2), drop=["sea"], names=["dog", "cat"])
     with pytest.raises(ValueError, match="at least 0; got -1"):
         steer(torch.ones(2), boost={0: -1.0})
-
-
-def test_names_are_the_words_of_what_fires():
-    items = [f"the {word} number {n}" for word in ("dog", "ship") for n in "abcdefgh"]
-    z = torch.zeros(16, 4)
-    z[:8, 0], z[8:, 1], z[:, 2] = 1, 1, 1
-    assert name_dimensions(Features(z, items=items)) == ["dog", "ship", "", ""]
-
-
-def test_a_word_of_one_item_does_not_name_a_dimension():
-    items = ["dog zebra", "dog", "dog", "cat", "cat", "cat zebra"]
-    z = torch.tensor([[9.0], [1.0], [1.0], [0.0], [0.0], [0.0]])
-    assert name_dimensions(Features(z, items=items)) == ["dog"]
-
-
-def test_without_words_classes_name_and_without_both_nothing():
-    z = torch.eye(2).repeat_interleave(4, dim=0)
-    y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    named = Features(z, y=y, about={"classes": ["cat", "dog"]})
-    assert name_dimensions(named) == ["cat", "dog"]
-    assert name_dimensions(Features(z, y=y)) == ["class 0", "class 1"]
-    assert name_dimensions(Features(z)) == ["", ""]
-
-
-def test_names_follow_a_permutation_of_dimensions():
-    generator = torch.Generator().manual_seed(0)
-    words = ["red", "green", "blue", "round", "square"]
-    z = torch.rand(60, 5, generator=generator) * (torch.rand(60, 5, generator=generator) < 0.4)
-    items = [" ".join(w for w, x in zip(words, row, strict=True) if x > 0) or "-" for row in z]
-    order = torch.tensor([3, 1, 4, 0, 2])
-    names = name_dimensions(Features(z, items=items))
-    assert names == words
-    assert name_dimensions(Features(z, items=items), z[:, order]) == [words[n] for n in order]
-
-
-def test_signed_codes_can_be_named_too():
-    items = ["dog"] * 4 + ["ship"] * 4
-    z = torch.tensor([[1.0]] * 4 + [[-1.0]] * 4)
-    assert name_dimensions(Features(z, items=items)) == ["dog"]

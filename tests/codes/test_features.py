@@ -93,10 +93,10 @@ def test_no_file_and_no_features_file_are_told_apart(tmp_path):
     text.write_text("hello")
     with pytest.raises(ValueError, match="cut short"):
         Features.load(text)
-    with pytest.raises(ValueError, match="features file"):
+    with pytest.raises(ValueError, match="is a folder"):
         Features.load(tmp_path)
     save_file({"z": codes()}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=f"expected format {FORMAT}, got None"):
+    with pytest.raises(ValueError, match=f"another format: expected {FORMAT}, got None"):
         Features.load(tmp_path / "other.safetensors")
 
 
@@ -156,6 +156,90 @@ def test_a_file_with_wrong_parts_is_refused_or_read(
         return
     assert isinstance(found.about, dict)
     assert found.dense().shape == (len(found), found.dims)
+
+
+def file_of(path, **changes):
+    """A file of five sparse codes with items, with parts changed, or dropped for None."""
+    z = csr_array(codes(5, 4, 0.5).numpy())
+    tensors = {
+        "data": torch.tensor(z.data),
+        "indices": torch.tensor(z.indices),
+        "indptr": torch.tensor(z.indptr),
+        "shape": torch.tensor(z.shape),
+        "y": torch.arange(5),
+        "items": torch.full((5,), ord("a"), dtype=torch.uint8),
+        "items.ends": torch.arange(1, 6),
+    }
+    tensors |= {name.replace("_", "."): part for name, part in changes.items()}
+    kept = {name: part for name, part in tensors.items() if part is not None}
+    save_file(kept, path, {"format": FORMAT, "about": "{}"})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"items_ends": torch.tensor([5, 0, 5, 0, 5])}, "items must follow each other"),
+        ({"items_ends": torch.tensor([-1, 2, 3, 4, 5])}, "items must follow each other"),
+        ({"items_ends": torch.tensor([1, 2, 3, 4, 2**60])}, "items must follow each other"),
+        ({"items_ends": torch.tensor([1, 2, 3, 4, 4])}, "items must follow each other"),
+        ({"items_ends": None}, "items.ends"),
+        ({"items_ends": torch.arange(1.0, 6.0)}, "items.ends must be I64; got F32"),
+        ({"items": torch.full((5,), 255, dtype=torch.uint8)}, "decode"),
+        ({"shape": torch.tensor([5, 2**50])}, "1 to 4194304 columns"),
+        ({"shape": torch.tensor([2**50, 4])}, "shape must be 5 rows"),
+        ({"shape": torch.tensor([5, 0])}, "1 to 4194304 columns"),
+        ({"shape": torch.tensor([5, -4])}, "1 to 4194304 columns"),
+        ({"shape": torch.tensor([5])}, "shape must be 5 rows"),
+        ({"indptr": torch.zeros(0, dtype=torch.int32)}, "shape must be"),
+        ({"indices": torch.full((9,), 9, dtype=torch.int32)}, "damaged"),
+        ({"y": torch.zeros(5, 1, 1)}, "y must have 1 or 2 axes"),
+        ({"z": torch.zeros(0, 2**50)}, "1 to 4194304 columns"),
+        ({"z": torch.zeros(2**50, 0)}, "1 to 4194304 columns"),
+        ({"other": torch.zeros(1)}, "contains 'other'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_in_words(tmp_path, changes, message):
+    assert Features.load(file_of(tmp_path / "f.safetensors")).items == ["a"] * 5
+    with pytest.raises(ValueError, match=message) as error:
+        Features.load(file_of(tmp_path / "f.safetensors", **changes))
+    assert "f.safetensors" in str(error.value)
+
+
+def test_memory_stays_within_ten_times_the_file_and_100_megabytes(tmp_path):
+    n = 200_000
+    shape = {"shape": torch.tensor([n, 4]), "indptr": torch.zeros(n + 1, dtype=torch.int32)}
+    none = {"data": torch.zeros(0), "indices": torch.zeros(0, dtype=torch.int32)}
+    short = {"items": torch.full((2 * n,), 97, dtype=torch.uint8)}
+    short["items_ends"] = torch.arange(2, 2 * n + 1, 2)
+    # Each second item would be a copy of all bytes: 2 GB.
+    bomb = {"items": short["items"][:20_000], "items_ends": torch.tensor([20_000, 0] * (n // 2))}
+    for items, loads in ((short, True), (bomb, False)):
+        parts = shape | none | items | {"y": None}
+        path = file_of(tmp_path / "f.safetensors", **parts)
+        script = f"""
+import resource
+from ncl_multi import Features
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    kept = Features.load({str(path)!r})
+    print(True)
+except ValueError:
+    print(False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.stdout.split()[0] == str(loads), done.stderr
+        assert int(done.stdout.split()[1]) * 1024 < 10 * path.stat().st_size + 100e6
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    path = Features(codes(), about={"old": True}).save(tmp_path / "f.safetensors")
+    with pytest.raises(ValueError, match="may take 4194304 bytes"):
+        Features(codes(), about={"classes": ["\\" * 2**22]}).save(path)
+    assert Features.load(path).about == {"old": True}
+    nearly = {"text": '"' * (2**20 - 100)}
+    assert Features.load(Features(codes(), about=nearly).save(path)).about == nearly
 
 
 def test_bad_features_are_refused_in_words():

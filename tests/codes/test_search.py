@@ -1,5 +1,7 @@
 """The index against brute force, then what a user does to it, then what breaks it."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -235,7 +237,7 @@ def test_a_file_of_another_kind_or_damaged_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match="no index at"):
         SparseIndex.load(tmp_path / "nothing.safetensors")
     save_file({"x": np.ones(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="no index of this version"):
+    with pytest.raises(ValueError, match=r"another format: expected .*index/1, got None"):
         SparseIndex.load(tmp_path / "other.safetensors")
     index = index_of(codes(50))
     path = index.save(tmp_path / "items.safetensors")
@@ -245,6 +247,134 @@ def test_a_file_of_another_kind_or_damaged_is_told(tmp_path):
     save_file(tensors, path, {"format": search.FORMAT, "about": about})
     with pytest.raises(ValueError, match="damaged: its inverted lists do not fit"):
         SparseIndex.load(path)
+
+
+def parts_of(index):
+    """Tensors as `save` writes them, to be changed."""
+    index._settle()
+    return {
+        f"{number}.{name}": part.copy()
+        for number, block in enumerate(index._blocks)
+        for name, part in block.tensors().items()
+    }
+
+
+def load_parts(path, tensors, about):
+    from safetensors.numpy import save_file
+
+    save_file(tensors, path, {"format": search.FORMAT, "about": json.dumps(about)})
+    return SparseIndex.load(path)
+
+
+ABOUT = {"dims": 64, "names": None, "blocks": 1}
+
+
+def at(place, value):
+    def change(part):
+        part[place] = value
+        return part
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("rows", lambda part: -part.astype(np.int64) - 10**9, "rows must be U16; got I64"),
+        ("rows", lambda part: part.astype(np.int16) - 30_000, "rows must be U16; got I16"),
+        ("rows", lambda part: part.astype(np.float32), "rows must be U16; got F32"),
+        ("rows", lambda part: part[:, None], "rows must have 1 axes"),
+        ("rows", at(0, 50), "do not fit together"),
+        ("rows", at(slice(None), 3), "name an item twice"),
+        ("starts", lambda part: part.astype(np.uint64), "starts must be I64; got U64"),
+        ("starts", at(0, -(2**62)), "do not fit together"),
+        ("starts", at(5, 2**62), "do not fit together"),
+        ("values", lambda part: part.astype(np.float64), "values must be F32; got F64"),
+        ("values", at(0, np.nan), "do not fit together"),
+        ("values", at(0, -1), "do not fit together"),
+        ("values", lambda part: part[:-1], "do not fit together"),
+        ("live", lambda part: part.astype(np.int64), "live must be BOOL; got I64"),
+        ("live", lambda part: part[:-1], "do not fit together"),
+        ("live", lambda part: (2 * part.astype(np.uint8)).view(bool), "do not fit together"),
+        ("ids", at(0, -1), "do not fit together"),
+        ("ids", at(0, 7), "do not fit together"),
+        ("ids", lambda part: part.astype(np.int32), "ids must be I64; got I32"),
+    ],
+)
+def test_lists_that_would_lead_a_search_astray_are_refused(tmp_path, name, change, message):
+    path, tensors = tmp_path / "items.safetensors", parts_of(index_of(codes(50)))
+    assert len(load_parts(path, tensors, ABOUT)) == 50
+    tensors[f"0.{name}"] = np.ascontiguousarray(change(tensors[f"0.{name}"]))
+    with pytest.raises(ValueError, match=message) as error:
+        load_parts(path, tensors, ABOUT)
+    assert "items.safetensors is damaged" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"dims": 2**50}, "at most 4194304; got"),
+        ({"dims": 64.0}, "whole numbers; got 64.0"),
+        ({"dims": True}, "whole numbers; got True"),
+        ({"blocks": 2**40}, "blocks; got 5 tensors"),
+        ({"blocks": -1}, "blocks; got 5 tensors"),
+        ({"names": "a" * 64}, "names must be a list of texts"),
+        ({"names": [1] * 64}, "names must be a list of texts"),
+        ({"more": 1}, r"unknown: \['more'\]"),
+    ],
+)
+def test_an_index_that_says_wrong_things_about_itself_is_refused(tmp_path, about, message):
+    with pytest.raises(ValueError, match=message):
+        load_parts(tmp_path / "i.safetensors", parts_of(index_of(codes(50))), ABOUT | about)
+
+
+def test_an_id_in_two_blocks_is_refused(tmp_path):
+    tensors = parts_of(index_of(codes(50)))
+    twice = tensors | {name.replace("0.", "1."): part for name, part in tensors.items()}
+    with pytest.raises(ValueError, match="ids must not repeat"):
+        load_parts(tmp_path / "i.safetensors", twice, ABOUT | {"blocks": 2})
+    twice["1.ids"] = twice["1.ids"] + 50
+    assert len(load_parts(tmp_path / "i.safetensors", twice, ABOUT | {"blocks": 2})) == 100
+
+
+DTYPES = [
+    np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+    np.float16, np.float32, np.float64,
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    name=st.sampled_from(["ids", "starts", "rows", "values", "live"]),
+    dtype=st.sampled_from([None, *DTYPES]),
+    shape=st.none() | st.lists(st.integers(0, 5), max_size=3),
+    value=st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 70),
+    place=st.integers(0, 10_000),
+    dims=st.sampled_from([64, 63, 65, 1]),
+)
+def test_an_index_with_any_wrong_part_is_refused_or_searches_as_its_codes_say(
+    tmp_path_factory, name, dtype, shape, value, place, dims
+):
+    tensors = parts_of(index_of(codes(50)))
+    part = tensors[f"0.{name}"]
+    with np.errstate(all="ignore"):
+        part = part if dtype is None else part.astype(dtype)
+        part = part if shape is None else np.resize(part, shape)
+        if part.size:
+            part.flat[place % part.size] = np.array(value).astype(part.dtype)
+    tensors[f"0.{name}"] = part
+    try:
+        path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
+        index = load_parts(path, tensors, ABOUT | {"dims": dims})
+    except ValueError:
+        return
+    assert [index.dims, index.ids.dtype] == [64, np.int64]
+    z = index.codes(index.ids)
+    query = np.ones(64) / 8
+    ids, scores = index.search(query, k=50, threads=1)
+    totals = dict(zip(index.ids.tolist(), (z @ query).tolist(), strict=True))
+    for found, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
+        assert found == -1 or score == pytest.approx(totals[found], rel=1e-4)
 
 
 def test_two_hundred_thousand_codes_fit_in_60_megabytes():

@@ -131,7 +131,7 @@ def columns(z, kept):
 
 def test_a_wrapped_encoder_saves_loads_and_exports_shorter(tmp_path):
     pytest.importorskip("transformers")
-    from test_wrap import SENTENCES, tiny_bert, tiny_tokenizer
+    from tiny_text import SENTENCES, tiny_bert, tiny_tokenizer
 
     import ncl_multi as ncl
     from ncl_multi.adapters.sentence.model import NonNegEncoder
@@ -172,7 +172,7 @@ def test_clip_is_cut_to_the_same_dimensions_on_both_sides(tmp_path):
     )
     z_image, z_text, _ = model.heads(h_image, h_text)
     shorter = shorten(model, 12, [z_image, z_text])
-    assert shorter.dims == shorter.options["k"] == 12
+    assert shorter.dims == shorter.options()["k"] == 12
     assert model.dims == 48
     shorter.save_pretrained(tmp_path / "model")
     again = NonNegClip.from_pretrained(tmp_path / "model")
@@ -200,13 +200,13 @@ def test_a_graph_model_saves_and_loads_shorter(tmp_path):
     pytest.importorskip("torch_geometric")
     from torch_geometric.data import Data
 
-    from ncl_multi.adapters.graph.model import GraphCL
+    from ncl_multi.adapters.graph.model import NonNegGraph
 
     edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
     data = Data(x=torch.rand(5, 8), edge_index=edges)
-    model = GraphCL(8, dims=64, hidden_dim=4).eval()
+    model = NonNegGraph(64, in_dim=8, width=4).eval()
     shorter = shorten(model, 16, model.encode(data))
     shorter.save_pretrained(tmp_path / "model")
-    again = GraphCL.from_pretrained(tmp_path / "model").eval()
+    again = NonNegGraph.from_pretrained(tmp_path / "model").eval()
     assert torch.equal(again.encode(data, dense=True), shorter.encode(data, dense=True))
     assert again.encode(data).shape == (5, 16)

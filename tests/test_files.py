@@ -1,0 +1,346 @@
+"""The gate for files: saves that are whole after a kill, and reads that look first."""
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from ncl_multi import files
+from ncl_multi.files import (
+    Expected,
+    atomic_folder,
+    lock_folder,
+    open_picture,
+    read_json,
+    read_safetensors,
+)
+
+# Children are forked from a process that has little but the module under test.
+KILLS = """
+import importlib.util, os, random, signal, sys, time
+from pathlib import Path
+
+spec = importlib.util.spec_from_file_location("files", sys.argv[1])
+files = importlib.util.module_from_spec(spec)
+sys.modules["files"] = files
+spec.loader.exec_module(files)
+path, kills = Path(sys.argv[2]), int(sys.argv[3])
+
+def save(version):
+    with files.atomic_folder(path) as new:
+        (new / "deep").mkdir()
+        for name in ("a", "deep/b", "c"):
+            (new / name).write_text(f"{version:09d}" * 5000)
+
+save(0)
+whole, swapped, chance = 0, set(), random.Random(0)
+for kill in range(kills):
+    child = os.fork()
+    if child == 0:
+        for version in range(1000 * kill, 1000 * kill + 1000):
+            save(version)
+        os._exit(0)
+    time.sleep(chance.uniform(0.002, 0.08))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = {file.relative_to(path).as_posix(): file.read_text()
+             for file in path.rglob("*") if file.is_file()}
+    whole += set(found) == {"a", "deep/b", "c"} and len(set(found.values())) == 1
+    swapped.add(found["a"])
+print(whole, len(swapped))
+save(1)
+print(*sorted(file.name for file in path.parent.iterdir() if not file.name.endswith(".lock")))
+"""
+
+
+def write(folder: Path, **content: str) -> None:
+    with atomic_folder(folder) as new:
+        for name, text in content.items():
+            (new / name).write_text(text)
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if not file.name.endswith(".lock"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_hundred_kills_leave_a_hundred_whole_folders(tmp_path):
+    command = [sys.executable, "-c", KILLS, files.__file__, str(tmp_path / "model"), "100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    counts, left = done.stdout.splitlines()
+    whole, versions = map(int, counts.split())
+    assert whole == 100
+    assert versions > 3, "the kills came before anything was saved"
+    assert left == "model", "what killed processes left is gone after the next save"
+
+
+@pytest.mark.parametrize("can_swap", [True, False])
+def test_the_new_folder_takes_the_place_of_the_old(tmp_path, monkeypatch, can_swap):
+    if not can_swap:
+        monkeypatch.setattr(files, "_swap", lambda one, other: False)
+    model = tmp_path / "runs" / "model"
+    write(model, a="1", b="1")
+    write(model, a="2")
+    assert content(model) == {"a": "2", "b": "1"}
+    assert visible(model.parent) == ["model"]
+
+
+def test_what_the_save_did_not_write_stays(tmp_path):
+    write(tmp_path / "model", config="1")
+    (tmp_path / "model" / ".git").mkdir()
+    (tmp_path / "model" / ".git" / "HEAD").write_text("main")
+    (tmp_path / "model" / "link").symlink_to("config")
+    write(tmp_path / "model", config="2")
+    assert (tmp_path / "model" / ".git" / "HEAD").read_text() == "main"
+    assert (tmp_path / "model" / "link").read_text() == "2"
+
+
+def test_an_error_while_saving_leaves_the_old_folder(tmp_path):
+    write(tmp_path / "model", a="1")
+
+    def fail() -> None:
+        with atomic_folder(tmp_path / "model") as new:
+            (new / "a").write_text("2")
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        fail()
+    assert content(tmp_path / "model") == {"a": "1"}
+    assert visible(tmp_path) == ["model"]
+
+
+def test_an_error_between_two_renames_leaves_the_old_folder(tmp_path, monkeypatch):
+    write(tmp_path / "model", a="1")
+    monkeypatch.setattr(files, "_swap", lambda one, other: False)
+    rename = Path.rename
+
+    def refuse_the_part(self, target):
+        if self.name.endswith(".part"):
+            raise OSError("busy")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_part)
+    with pytest.raises(OSError, match="busy"):
+        write(tmp_path / "model", a="2")
+    assert content(tmp_path / "model") == {"a": "1"}
+
+
+def test_a_kill_between_two_renames_is_mended_by_the_next_save(tmp_path):
+    write(tmp_path / "model", a="1", b="1")
+    (tmp_path / "model").rename(tmp_path / ".model.old")
+    write(tmp_path / "model", a="2")
+    assert content(tmp_path / "model") == {"a": "2", "b": "1"}
+    assert visible(tmp_path) == ["model"]
+
+
+def test_a_full_disk_leaves_the_old_folder(tmp_path):
+    write(tmp_path / "model", a="1")
+    script = f"""
+import resource
+from ncl_multi.files import atomic_folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, {resource.RLIM_INFINITY}))
+with atomic_folder({str(tmp_path / "model")!r}) as new:
+    (new / "a").write_text("2" * 100_000)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "File too large" in done.stderr
+    assert content(tmp_path / "model") == {"a": "1"}
+    assert visible(tmp_path) == ["model"]
+
+
+def test_the_current_folder_and_files_are_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "file"):
+        with pytest.raises(ValueError, match="a folder other than the current one"):
+            write(Path(path), a="1")
+    assert (tmp_path / "file").read_text() == "1"
+
+
+def test_a_folder_is_locked_for_one_process_until_it_ends(tmp_path):
+    script = f"""
+import sys
+from ncl_multi.files import lock_folder
+with lock_folder({str(tmp_path)!r}):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == "locked\n"
+        with (
+            pytest.raises(ValueError, match=f"another process is writing to {tmp_path}"),
+            lock_folder(tmp_path),
+        ):
+            pass
+        other.kill()
+    with lock_folder(tmp_path):
+        pass
+    with lock_folder(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"dims": 8}', None),
+        ('{"dims": 8, "k": 2}', None),
+        ("[]", "must contain a JSON object; got list"),
+        ("{", "not valid JSON, or was cut short"),
+        ("{}", r"missing: \['dims'\]"),
+        ('{"dims": 8, "auto_map": 1}', r"unknown: \['auto_map'\]"),
+        ('{"dims": ' + "[" * 100_000 + "]" * 100_000 + "}", "more than 32 levels deep"),
+        ('{"dims": ' + "[" * 40 + "]" * 40 + "}", "more than 32 levels deep"),
+        ('{"dims": "' + "8" * 2**20 + '"}', "larger than 1048576 bytes"),
+        ('{"dims": "\xff"}', "not valid JSON"),
+    ],
+)
+def test_json_is_read_only_as_expected(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    if message is None:
+        assert read_json(path, keys=["dims"], optional=["k"])["dims"] == 8
+        return
+    with pytest.raises(ValueError, match=message) as error:
+        read_json(path, keys=["dims"], optional=["k"])
+    assert "config.json" in str(error.value)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="is not a file"):
+        read_json(tmp_path / "config.json")
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "none.json")
+
+
+RULES = {"x": Expected(("F32",), 2), "*.ids": Expected(("I64",)), "y": Expected(("I64",), 1, False)}
+
+
+def test_tensors_that_fit_are_read(tmp_path):
+    tensors = {"x": np.ones((2, 3), np.float32), "0.ids": np.arange(3), "1.ids": np.arange(2)}
+    save_file(tensors, tmp_path / "t", {"about": "them"})
+    found, metadata = read_safetensors(tmp_path / "t", RULES, framework="np")
+    assert found.keys() == tensors.keys()
+    assert all((found[name] == tensors[name]).all() for name in tensors)
+    assert metadata == {"about": "them"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.ones((2, 3))}, "x must be F32; got F64"),
+        ({"x": np.ones(3, np.float32)}, r"x must have 2 axes; got \[3\]"),
+        ({"0.ids": np.arange(3, dtype=np.uint64)}, "0.ids must be I64; got U64"),
+        ({"z": np.ones(3)}, "contains 'z'; expected only"),
+        ({"x": None}, "it has no x"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path, change, message):
+    tensors = {"x": np.ones((2, 3), np.float32), "0.ids": np.arange(3)} | change
+    save_file({name: part for name, part in tensors.items() if part is not None}, tmp_path / "t")
+    with pytest.raises(ValueError, match=message):
+        read_safetensors(tmp_path / "t", RULES, framework="np")
+
+
+def raw(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**40).to_bytes(8, "little") + b"{}",
+        raw([]),
+        raw({"x": 3}),
+        raw({"x": {"dtype": "F32", "shape": "ab", "data_offsets": [0, 4]}}, b"1234"),
+        raw({"x": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}, b"1234"),
+        raw({"x": {"dtype": "F32", "shape": [1, -1], "data_offsets": [0, 4]}}, b"1234"),
+        raw({"x": {"dtype": ["F32"], "shape": [1, 1], "data_offsets": [0, 4]}}, b"1234"),
+        raw({"x": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 2**62]}}, b"1234"),
+        raw({"x": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}, b"12345678"),
+        raw({"__metadata__": [], "x": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}),
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path, content):
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(ValueError, match=r"/t "):
+        read_safetensors(tmp_path / "t", {"x": Expected(("F32",), 2)}, framework="np")
+
+
+def test_a_header_that_is_too_large_is_refused(tmp_path):
+    save_file({"x": np.ones((1, 1), np.float32)}, tmp_path / "t", {"about": "a" * 2**23})
+    with pytest.raises(ValueError, match="has a header of"):
+        read_safetensors(tmp_path / "t", {"x": Expected(("F32",), 2)}, framework="np")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    dtype=st.sampled_from(["F32", "I64", "BOOL", "F8_E4M3", "X", None, 3]),
+    shape=st.lists(
+        st.one_of(st.integers(-2, 4), st.sampled_from([2**31, 2**50, 2**63])), max_size=3
+    ),
+    offsets=st.lists(st.integers(-4, 40), max_size=3),
+    data=st.binary(max_size=40),
+)
+def test_any_header_is_read_or_refused(tmp_path_factory, dtype, shape, offsets, data):
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    path.write_bytes(raw({"x": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}, data))
+    try:
+        found, _ = read_safetensors(path, {"x": Expected(("F32",), 2)}, framework="np")
+    except ValueError:
+        return
+    assert found["x"].dtype == np.float32
+    assert found["x"].nbytes == len(data)
+
+
+def png(width: int, height: int) -> bytes:
+    """The head of a PNG, which is all that tells its size."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        sum_ = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + sum_
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(b"\0" * (3 * width + 1) * height) if width * height < 100 else b""
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_pictures_of_a_usual_kind_and_size_are_opened():
+    assert open_picture(png(3, 2)).convert("RGB").getpixel((0, 0)) == (0, 0, 0)
+    assert open_picture(png(2**13, 2**13)).size == (2**13, 2**13)
+    for side in (2**13 + 1, 100_000):
+        with pytest.raises(ValueError, match=r"pixels"):
+            open_picture(png(side, side))
+    with pytest.raises(ValueError, match="thumbnail 3 is not a picture"):
+        open_picture(b"<svg/>", "thumbnail 3")
+
+
+def test_a_picture_that_would_start_a_program_is_refused():
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "EPS")
+    assert Image.open(file).format == "EPS", "Pillow would give it to Ghostscript"
+    with pytest.raises(ValueError, match="is not a picture"):
+        open_picture(file.getvalue())
