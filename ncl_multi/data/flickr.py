@@ -11,6 +11,9 @@ from ncl_multi.data.fetch import say, user_data
 from ncl_multi.data.folders import Image, on_white, square
 from ncl_multi.data.members import tar_files
 from ncl_multi.data.pictures import known_split
+from ncl_multi.files import open_picture, read_bytes
+
+_MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class CaptionedPhotos:
 
     def picture(self, row: int) -> Image.Image:
         """One photograph, RGB."""
-        return on_white(Image.open(io.BytesIO(self.jpeg[row])))
+        return on_white(open_picture(self.jpeg[row], self.names[row]))
 
     def images(self, *, size: int = 112) -> Tensor:
         """All photographs, uint8, (n, 3, size, size)."""
@@ -45,12 +48,18 @@ def flickr8k(split: str = "train") -> CaptionedPhotos:
             f"{', '.join(f'flickr8k/{name}' for name in missing)}"
         )
     say(f"flickr8k from {root}")
-    names = (root / f"split_{split}.txt").read_text().split()
+    names = read_bytes(root / f"split_{split}.txt", _MOST_BYTES).decode().split()
     captions: dict[str, list[str]] = {name: [] for name in names}
-    with (root / "captions.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["image"] in captions:
-                captions[row["image"]].append(row["caption"].strip())
+    rows = csv.DictReader(
+        io.StringIO(read_bytes(root / "captions.csv", _MOST_BYTES).decode(), newline="")
+    )
+    if not {"image", "caption"} <= set(rows.fieldnames or ()):
+        raise ValueError(
+            f"{root / 'captions.csv'} must start with image,caption; got {rows.fieldnames}"
+        )
+    for row in rows:
+        if row["image"] in captions:
+            captions[row["image"]].append((row["caption"] or "").strip())
     jpeg = dict(tar_files(root / "images_112.tar", captions.__contains__))
     lacking = [name for name in names if name not in jpeg or not captions[name]]
     if lacking:

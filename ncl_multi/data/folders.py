@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ncl_multi.data.pictures import ImageSet, Split, known_split
+from ncl_multi.files import open_picture
 
 try:
     import numpy as np
@@ -40,8 +41,10 @@ class PictureFiles:
         if isinstance(file, Image.Image):
             return file
         try:
-            return Image.open(file)
-        except OSError as error:
+            picture = open_picture(file)
+            picture.load()
+            return picture
+        except (OSError, SyntaxError, ValueError) as error:
             raise ValueError(f"{file} cannot be read as a picture: {error}") from error
 
 

