@@ -1,7 +1,8 @@
 """The atlas: one self-contained page on what every dimension of a run means.
 
 Usage:
-    python -m ncl_multi.atlas.page runs/clip_ncl
+    python -m ncl_multi.atlas runs/clip_ncl
+    python -m ncl_multi.atlas runs/clip_ncl runs/clip_signed
 """
 
 import base64
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ncl_multi.atlas.tables import NEAREST, NONE, REASONS, SHOWN, TOP, tables
+from ncl_multi.atlas.tables import NEAREST, NONE, REASONS, SHOWN, TOP, readings, tables
 from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.names import MIXED, name_dimensions
 from ncl_multi.files import atomic
 
 try:
@@ -46,16 +47,28 @@ class _Space:
     """One set of codes of the items: the run's own, or its twin's."""
 
     title: str
-    z: Tensor
+    sides: list[Features]
     names: list[str]
 
+    @property
+    def z(self) -> Tensor:
+        """Unit codes of all sides, one below the other."""
+        whole = torch.cat([side.dense().detach().float().cpu() for side in self.sides])
+        return F.normalize(whole, dim=1)
 
-def write_atlas(run: Path) -> Path:
-    """Write `<run>/atlas.html` from the features in `<run>/features`, and the twin's if there.
 
-    Only what the head put out is shown. Files that differ in `about["side"]` are shown together,
-    as CLIP's images and texts; of several splits, the test split. Of more than 10,000 items, as
-    many are taken at even distances.
+def write_atlas(run: Path, twin: Path | None = None) -> Path:
+    """Write `<run>/atlas.html` from the features in `<run>/features`, and its twin's.
+
+    Dimensions are in the order of how readable they are: the mean of purity@10, where items have
+    classes, and of how many of the strongest items belong to its name. Only what the head put out
+    is shown. Files that differ in `about["side"]` are shown together, as CLIP's images and texts;
+    of several splits, the test split. Of more than 10,000 items, as many are taken at even
+    distances.
+
+    Args:
+        run: Folder of a run.
+        twin: Folder of a run on the same items to show next to it; `<run>/twin` if that exists.
     """
     run = Path(run)
     chosen = head_features(run / "features")
@@ -63,15 +76,18 @@ def write_atlas(run: Path) -> Path:
     kept = {name: _spread(len(features), limit) for name, features in chosen.items()}
     sides = [_take(features, kept[name]) for name, features in chosen.items()]
     spaces = [_space(_title(sides[0]), sides, sides)]
-    twins = [run / "twin" / "features" / f"{name}.safetensors" for name in chosen]
-    if all(path.exists() for path in twins):
+    folder = (run / "twin" if twin is None else Path(twin)) / "features"
+    twins = [folder / f"{name}.safetensors" for name in chosen]
+    if twin is not None or all(path.exists() for path in twins):
         theirs = [Features.load(path) for path in twins]
-        for path, twin, ours in zip(twins, theirs, chosen.values(), strict=True):
-            if len(twin) != len(ours):
+        for path, other, ours in zip(twins, theirs, chosen.values(), strict=True):
+            if len(other) != len(ours):
                 raise ValueError(
-                    f"{path} must hold the items of the run itself, {len(ours)}; got {len(twin)}"
+                    f"{path} must hold the items of the run itself, {len(ours)}; got {len(other)}"
                 )
-        taken = [_take(twin, rows) for twin, rows in zip(theirs, kept.values(), strict=True)]
+            if None not in (other.items, ours.items) and other.items != ours.items:
+                raise ValueError(f"{path} must hold the items of the run itself; got other items")
+        taken = [_take(other, rows) for other, rows in zip(theirs, kept.values(), strict=True)]
         spaces.append(_space("Twin", taken, sides))
     page = _page(run.resolve().name, sides, spaces, sum(map(len, chosen.values())))
     with atomic(run / "atlas.html") as unfinished:
@@ -129,11 +145,18 @@ def _title(features: Features) -> str:
 
 
 def _space(title: str, codes: Sequence[Features], items: Sequence[Features]) -> _Space:
-    z = torch.cat([side.dense().detach().float().cpu() for side in codes])
-    # Words name best, and CLIP's texts best of all; a run may also bring names of its own.
-    wordy = max(range(len(items)), key=lambda n: (_is_text(items[n]), bool(items[n].items)))
-    names = codes[wordy].about.get("names") or name_dimensions(items[wordy], codes[wordy].z)
-    return _Space(title, F.normalize(z, dim=1), [str(name) for name in names])
+    sides = [
+        replace(side, z=own.z, about=own.about) for side, own in zip(items, codes, strict=True)
+    ]
+    # Words name best, and CLIP's texts best of all; a run may also bring its own names. What the
+    # texts do not name, the items of the other side may.
+    by_words = sorted(sides, key=lambda side: (not _is_text(side), not side.items))
+    names = list(by_words[0].about.get("names") or name_dimensions(by_words[0]))
+    for side in by_words[1:]:
+        if any(name in ("", MIXED) for name in names):
+            pairs = zip(names, name_dimensions(side), strict=True)
+            names = [(new or old) if old in ("", MIXED) else old for old, new in pairs]
+    return _Space(title, sides, [str(name) for name in names])
 
 
 def _is_text(features: Features) -> bool:
@@ -150,8 +173,9 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
     facts = []
     for number, space in enumerate(spaces):
         found, fact = tables(space.z, side_of, labels if classes else None, per_side)
-        arrays |= {f"{number}.{name}": array for name, array in found.items()}
-        facts.append(fact)
+        read, more = readings(space.sides, space.names)
+        arrays |= {f"{number}.{name}": array for name, array in (found | read).items()}
+        facts.append(more + fact)
     items = [_text(side, row) for side in sides for row in range(len(side))]
     about: dict[str, Any] = {
         "about": _describe(sides[0].about, len(items), total),

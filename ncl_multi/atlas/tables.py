@@ -1,11 +1,25 @@
 """What the atlas shows of a set of codes, as arrays of 16 bits."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import MIXED
+from ncl_multi.metrics import (
+    NotMeasurableError,
+    chance_purity,
+    dimension_purity,
+    distinct,
+    name_fit,
+    naming,
+    overlaps,
+)
+from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.training.health import ACTIVE
 
 TOP, SHOWN, NEAREST, REASONS = 12, 16, 6, 4
@@ -13,6 +27,9 @@ TOP, SHOWN, NEAREST, REASONS = 12, 16, 6, 4
 
 NONE, UNIT = 65535, 32767
 """An empty place, and what stands for one."""
+
+_REPEATS = 0.5
+"""Dimensions are near-duplicates if their ten strongest items overlap this much (Jaccard)."""
 
 
 def tables(
@@ -36,7 +53,7 @@ def tables(
     facts = [
         ("dimensions", f"{z.shape[1]:,}"),
         ("alive", f"{alive.float().mean():.0%}"),
-        ("active an item", f"{active.sum(dim=1).float().mean():.1f}"),
+        ("active per item", f"{active.sum(dim=1).float().mean():.1f}"),
         ("zeros", f"{1 - active.float().mean():.1%}"),
     ]
     counts = torch.zeros(z.shape[1], 3)
@@ -53,6 +70,84 @@ def tables(
             facts.append(("class consistency", f"{counts[alive, 0].mean():.2f}"))
     found["classShares"] = _shares(counts)
     return found, facts
+
+
+def readings(
+    sides: Sequence[Features], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], list[tuple[str, str]]]:
+    """How readable each dimension is, which it repeats, and the figures of the whole.
+
+    Purity needs a side with labels and the fit of names one with words or labels; what a side
+    lacks stays NaN. The score that orders the page is the mean of the two, and a dimension
+    called "mixed" has a fit of zero.
+    """
+    dims, facts = sides[0].dims, []
+    nothing = np.full(dims, np.nan)
+    purity, classes, fit = nothing, np.full(dims, NONE, "u2"), nothing
+    labelled = next((known for known in map(_labelled, sides) if known is not None), None)
+    if labelled is not None and labelled.y is not None:
+        try:
+            purity, chance = dimension_purity(labelled.z, labelled.y), chance_purity(labelled.y)
+            classes = _common_class(labelled.z, labelled.y)
+            facts.append(("purity@10", f"{np.nanmean(purity):.2f} (chance {chance:.2f})"))
+        except NotMeasurableError:
+            pass
+    wordy = next((side for side in sides if side.items), labelled)
+    try:
+        if wordy is not None and any(names):
+            fit, figures = name_fit(names, wordy), naming(names, wordy)
+            facts.append(("named", f"{figures['named']:.0%}"))
+            if "name_fit" in figures:
+                facts.append(("name fits", f"{figures['name_fit']:.0%}"))
+                facts.append(("names used once", f"{figures['names_once']:.0%}"))
+        facts.append(("distinct", f"{distinct(sides[0].z):.2f}"))
+    except NotMeasurableError:
+        pass
+    mixed = np.array([name == MIXED for name in names])
+    both = np.stack([purity, np.where(mixed, 0, fit)])
+    known = ~np.isnan(both)
+    score = np.where(known, both, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    found = {"purity": purity, "fit": fit, "score": np.where(known.any(axis=0), score, -1)}
+    return {name: values.astype("f4") for name, values in found.items()} | {
+        "commonClass": classes,
+        "leader": _leaders(sides[0], score),
+    }, facts
+
+
+def _labelled(side: Features) -> Features | None:
+    """The items of a side that have a class."""
+    y = side.y
+    if y is None or y.ndim != 1 or y.is_floating_point() or not bool((y >= 0).any()):
+        return None
+    rows = (y >= 0).nonzero()[:, 0]
+    return Features(side.z[rows.numpy()], y[rows].long(), about=side.about)
+
+
+def _common_class(z: Codes, y: Tensor) -> np.ndarray:
+    """The most frequent class among the ten strongest items of each dimension."""
+    rows = strongest_rows(unit_rows(z))
+    labels = np.where(rows >= 0, y.numpy()[rows], -1)
+    votes = (labels[:, :, None] == labels[:, None]).sum(axis=2) * (labels >= 0)
+    common = np.take_along_axis(labels, votes.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return np.where((common >= 0) & (common < NONE), common, NONE).astype("u2")
+
+
+def _leaders(side: Features, score: np.ndarray) -> np.ndarray:
+    """The most readable dimension of each group of near-duplicates, for each its own if alone."""
+    leader = np.arange(side.dims)
+    try:
+        overlap = overlaps(side.z)
+    except NotMeasurableError:
+        return leader.astype("u2")
+    led = np.zeros(side.dims, bool)
+    for dim in np.argsort(-score, kind="stable"):
+        if led[dim]:
+            continue
+        row = slice(*overlap.indptr[dim : dim + 2])
+        near = overlap.indices[row][overlap.data[row] >= _REPEATS]
+        near = near[~led[near]]
+        leader[near], led[near], led[dim] = dim, True, True
+    return leader.astype("u2")
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

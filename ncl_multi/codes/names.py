@@ -1,8 +1,11 @@
 """A name for every dimension, from the words or classes of the items that fire it most."""
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -10,23 +13,99 @@ from scipy.sparse import csr_array
 from ncl_multi.codes.explain import unit_rows
 from ncl_multi.codes.features import Features
 
-_WORD = re.compile(r"[^\W\d_][\w'-]+")
-_TOP_ITEMS = 50
+MIXED = "mixed"
+"""The name of a dimension whose strongest items have nothing in common that a name could say."""
+
+_TOP_ITEMS = 20
 _LIFT = 1.5
+"""A term must be this much more frequent among the strongest items than among all."""
+_COVERED = 0.4
+"""A name must hold for this share of the strongest items, weighed by how strongly they fire."""
+_ADDS = 0.15
+"""What a further term must cover of the items that the terms before it leave."""
+_JOINS = 3.0
+"""How much more frequent than among all items a further term must be; "man" joins no name."""
+_COHESION = 3.0
+"""Two words make a term if they stand side by side this much more often than by accident."""
+_PAIR = 1.25
+"""What two words that belong together say more than one of them."""
+
+_WORD = re.compile(r"[^\W\d_]{2,}(?:'[^\W\d_]+)?")
+_VOWEL = re.compile("[aeiouy]")
+# fmt: off
+_STOP_WORDS = frozenset("""
+    a about above across after again against all almost along also although always am among an and
+    another any anyone anything are around as at away back be became because become been before
+    behind being below beside between both but by came can cannot come could did do does doing
+    done down during each either else enough etc even ever every everyone everything few first for
+    from further gave get gets getting give given gives go goes going gone got had has have having
+    he her here hers herself him himself his how however if in indeed instead into is it its
+    itself just keep kind last least less let like likely made make makes making many may maybe me
+    might mine more most much must my myself near need neither never next no nobody none nor not
+    nothing now of off often on once one only onto or other others our ours out over own part per
+    perhaps put puts quite rather really same say says see seem seems seen several shall she
+    should since so some someone something sometimes soon still such take takes taken than that
+    the their theirs them themselves then there these they thing things this those though three
+    through thus to together too toward towards two under until up upon us use used uses using
+    very via was way we well went were what when where whether which while who whole whom whose
+    why will with within without would yes yet you your yours yourself ain't aren't can't couldn't
+    didn't doesn't don't hadn't hasn't haven't he's i'd i'll i'm i've isn't it's let's she's
+    shouldn't that's there's they're they've wasn't we're we've weren't what's who's won't
+    wouldn't you'd you'll you're you've
+""".split())  # noqa: SIM905
+# fmt: on
+_IRREGULAR = {
+    "women": "woman",
+    "men": "man",
+    "children": "child",
+    "people": "person",
+    "feet": "foot",
+    "teeth": "tooth",
+    "mice": "mouse",
+    "geese": "goose",
+    "leaves": "leaf",
+    "wolves": "wolf",
+}  # fmt: skip
+
+
+class _Terms(NamedTuple):
+    """Which item holds which term, and how a person writes the term."""
+
+    held: csr_array
+    shown: Sequence[str]
+
+
+class _Choice(NamedTuple):
+    """Terms that could name a dimension, best first.
+
+    `held` says which of its strongest items hold them, `weights` how strongly each item fires,
+    `usual` which share of all items holds a term, and `related` which terms occur together and
+    have no word in common.
+    """
+
+    terms: np.ndarray
+    held: np.ndarray
+    weights: np.ndarray
+    usual: np.ndarray
+    related: np.ndarray
 
 
 def name_dimensions(features: Features, codes: Any | None = None, words: int = 3) -> list[str]:
     """A name for every dimension, from the words or classes of the items that fire it most.
 
-    Words are weighed like c-TF-IDF: by their share of a dimension's strongest items, times the
-    logarithm of how much larger that is than their share of all items; so words that are
-    everywhere name nothing. Where items have no words, the classes stand in. A dimension that
-    never fires, or fires for anything, has the empty name. For CLIP, pass the text side.
+    A term is a word, or two words that belong together, as "ice cream". Terms are weighed like
+    c-TF-IDF: by their share of a dimension's strongest items, times the logarithm of how much
+    larger that is than their share of all items and of what other dimensions fire for; so words
+    that are everywhere name nothing. A name is the best term. Further terms join it where one
+    does not hold for enough of the items, or where another dimension has the same name. Classes
+    name where words do not. A dimension whose strongest items have no such term in common is
+    called "mixed". One that never fires has the empty name, as have all if there are neither
+    words nor classes. For CLIP, pass the text side.
 
     Args:
         features: Items with text, or labels with `about["classes"]`.
         codes: Name the dimensions of these codes of the same items instead of `features.z`.
-        words: Longest name.
+        words: Most words of a name.
 
     Example:
         >>> import torch
@@ -35,64 +114,229 @@ def name_dimensions(features: Features, codes: Any | None = None, words: int = 3
         >>> name_dimensions(Features(z, items=items), words=1)
         ['dog', 'car']
     """
-    z = unit_rows(features.z if codes is None else codes, signed=True)
-    tags, vocabulary = _bag_of_words(features.items or [])
-    if not vocabulary:
-        tags, vocabulary = _bag_of_classes(features)
-    if not vocabulary:
-        return [""] * z.shape[1]
-    strongest = _strongest(z, _TOP_ITEMS)
-    mass, background = strongest.sum(axis=1), tags.mean(axis=0)
-    weights = csr_array(strongest @ tags)
-    items_with = csr_array((strongest > 0).astype(np.float32) @ tags)
-    names = []
-    for dim, (start, end) in enumerate(zip(weights.indptr, weights.indptr[1:], strict=False)):
-        tag, share = weights.indices[start:end], weights.data[start:end] / mass[dim]
-        score = share * np.log(share / background[tag])
-        # A word of a single item says what that item is, not what the dimension is.
-        counts = items_with[[dim]].toarray()[0, tag]
-        enough = counts >= min(2, strongest.indptr[dim + 1] - strongest.indptr[dim])
-        score[~enough | (share < _LIFT * background[tag])] = 0
-        best = np.argsort(-score, kind="stable")[:words]
-        # Words far behind the best are noise.
-        kept = [n for n in best if score[n] > 0.3 * score[best[0]]]
-        names.append(", ".join(vocabulary[tag[n]] for n in kept))
-    return names
+    strongest = _strongest(unit_rows(features.z if codes is None else codes, signed=True))
+    named = [""] * strongest.shape[0]
+    for terms in (_words(features.items or [], pairs=words > 1), _classes(features)):
+        if not terms.shown:
+            continue
+        found = _names(strongest, terms, words)
+        pairs = zip(named, found, strict=True)
+        named = [new if old in ("", MIXED) and new else old for old, new in pairs]
+    return named
 
 
-def _strongest(z: csr_array, count: int) -> csr_array:
-    """A row a dimension: its `count` largest positive entries, by item."""
+def belongs(name: str, features: Features, row: int) -> bool:
+    """Whether an item contains one of the terms of a name, or is of a class of that name.
+
+    Example:
+        >>> import torch
+        >>> belongs("ice cream, dogs", Features(torch.ones(1, 1), items=["my dog"]), 0)
+        True
+    """
+    terms = [name, *name.split(", ")]
+    if any(label in terms for label in _labels(features, row)):
+        return True
+    text = "" if features.items is None else _key(features.items[row])
+    return any(f" {_key(term)} " in f" {text} " for term in terms if _key(term))
+
+
+def _names(strongest: csr_array, terms: _Terms, words: int) -> list[str]:
+    """The best terms of each dimension, then what tells dimensions with the same name apart."""
+    choices = _choices(strongest, terms)
+    lengths = np.array([len(shown.split()) for shown in terms.shown])
+    chosen = [_cover(choice, lengths, words) for choice in choices]
+    _tell_apart(chosen, choices, lengths, words)
+    names = [", ".join(terms.shown[term] for term in own) for own in chosen]
+    fires = np.diff(strongest.indptr) > 0
+    return [(name or MIXED) if alive else "" for name, alive in zip(names, fires, strict=True)]
+
+
+def _choices(strongest: csr_array, terms: _Terms, most: int = 24) -> list[_Choice]:
+    shares = csr_array(strongest @ terms.held)
+    counts = csr_array((strongest > 0).astype(np.float32) @ terms.held)
+    shares.sort_indices()
+    counts.sort_indices()
+    usual = terms.held.mean(axis=0)
+    alive = max(1, np.count_nonzero(np.diff(strongest.indptr)))
+    elsewhere = np.maximum(usual, shares.sum(axis=0) / alive)
+    together = csr_array(terms.held.T @ terms.held)
+    parts = [set(_key(shown).split()) for shown in terms.shown]
+    pairs = np.array([" " in shown for shown in terms.shown])
+    choices = []
+    for dim in range(strongest.shape[0]):
+        own = slice(*strongest.indptr[dim : dim + 2])
+        here = slice(*shares.indptr[dim : dim + 2])
+        term, share = shares.indices[here], shares.data[here]
+        # A term of a single item says what that item is, not what the dimension is.
+        fits = counts.data[here] >= min(2, own.stop - own.start)
+        fits &= share >= _LIFT * usual[term]
+        term, share = term[fits], share[fits]
+        score = share * np.log(share / elsewhere[term]) * np.where(pairs[term], _PAIR, 1)
+        term = term[np.lexsort((term, -score))][:most]
+        held = terms.held[strongest.indices[own]][:, term].toarray() > 0
+        by_accident = np.outer(usual[term], usual[term]) * terms.held.shape[0]
+        related = together[term][:, term].toarray() >= _LIFT * by_accident
+        for pair in np.flatnonzero(pairs[term]):
+            inside = parts[term[pair]]
+            repeated = [not inside.isdisjoint(parts[other]) for other in term]
+            related[pair, repeated] = related[repeated, pair] = False
+        choices.append(_Choice(term, held, strongest.data[own], usual[term], related))
+    return choices
+
+
+def _cover(choice: _Choice, lengths: np.ndarray, words: int) -> list[int]:
+    """The best term, or the fewest that together hold for enough of the items; else none."""
+    chosen: list[int] = []
+    covered, shares = np.zeros(len(choice.weights), bool), choice.weights @ choice.held
+    for _ in range(words):
+        room = words - int(lengths[choice.terms[chosen]].sum())
+        gains = choice.weights @ (choice.held & ~covered[:, None]) - choice.usual
+        adds = (lengths[choice.terms] <= room) & (gains >= _ADDS)
+        if chosen:
+            adds &= shares >= _JOINS * choice.usual
+        # Two words that never meet are two things, and a dimension of two things is mixed.
+        adds &= choice.related[chosen].all(axis=0)
+        if not adds.any():
+            break
+        # Terms are in the order of their score: the first is the best by itself.
+        best = int(np.where(adds, gains, 0).argmax()) if chosen else int(adds.argmax())
+        chosen.append(best)
+        covered |= choice.held[:, best]
+        # What any set of items would hold of these terms does not count.
+        usual = choice.usual[chosen].sum()
+        if choice.weights @ covered - usual >= _COVERED * (1 - usual):
+            return [int(choice.terms[n]) for n in sorted(chosen, key=lambda n: -shares[n])]
+    return []
+
+
+def _tell_apart(
+    chosen: list[list[int]], choices: list[_Choice], lengths: np.ndarray, words: int
+) -> None:
+    """Give dimensions with the same name, but the one it fits best, a term that sets them apart."""
+    same = defaultdict(list)
+    for dim, own in enumerate(chosen):
+        if own:
+            same[tuple(own)].append(dim)
+    taken = set(same)
+    for name, dims in same.items():
+        room = words - int(lengths[list(name)].sum())
+        for dim in sorted(dims, key=lambda dim: -_fit(choices[dim], name))[1:]:
+            choice = choices[dim]
+            shares = choice.weights @ choice.held
+            adds = (shares - choice.usual >= _ADDS / 2) & (shares >= _JOINS * choice.usual)
+            adds &= (lengths[choice.terms] <= room) & ~np.isin(choice.terms, name)
+            adds &= choice.related[np.isin(choice.terms, name)].all(axis=0)
+            longer = ((*name, int(term)) for term in choice.terms[adds])
+            new = next((terms for terms in longer if terms not in taken), None)
+            if new is not None:
+                taken.add(new)
+                chosen[dim] = list(new)
+
+
+def _fit(choice: _Choice, name: Sequence[int]) -> float:
+    return float(choice.weights @ choice.held[:, np.isin(choice.terms, name)].any(axis=1))
+
+
+def _strongest(z: csr_array) -> csr_array:
+    """Row d: the items that fire dimension d most, with their shares of its weight."""
     columns = csr_array(z.T)
     columns.data[columns.data < 0] = 0
     columns.eliminate_zeros()
-    for dim in np.flatnonzero(np.diff(columns.indptr) > count):
+    for dim in np.flatnonzero(np.diff(columns.indptr) > _TOP_ITEMS):
         entries = columns.data[columns.indptr[dim] : columns.indptr[dim + 1]]
-        entries[np.argpartition(-entries, count)[count:]] = 0
+        entries[np.argsort(-entries, kind="stable")[_TOP_ITEMS:]] = 0
     columns.eliminate_zeros()
+    total = np.repeat(columns.sum(axis=1), np.diff(columns.indptr))
+    columns.data = columns.data / total
     return columns
 
 
-def _bag_of_words(items: Sequence[str]) -> tuple[csr_array, list[str]]:
-    """Which item holds which word; a word that only one item holds is left out."""
-    found = [sorted(set(_WORD.findall(item.lower()))) for item in items]
-    return _bag(found, at_least=min(2, len(found)))
+def _words(items: Sequence[str], *, pairs: bool) -> _Terms:
+    """Words and pairs of words; one that only one item holds is left out, as are stop words."""
+    spellings: dict[str, Counter[str]] = defaultdict(Counter)
+    found = []
+    for item in items:
+        tokens = _tokens(item)
+        singles = [token for token in tokens if token not in _STOP_WORDS]
+        together = [
+            f"{a} {b}"
+            for a, b in pairwise(tokens)
+            if pairs and a not in _STOP_WORDS and b not in _STOP_WORDS
+        ]
+        for term in (*singles, *together):
+            spellings[_key(term)][term] += 1
+        found.append({_key(term) for term in (*singles, *together)})
+    count = Counter(term for own in found for term in own)
+
+    def fits(term: str) -> bool:
+        parts = term.split()
+        if count[term] < min(2, len(items)) or len(parts) == 1:
+            return count[term] >= min(2, len(items))
+        return count[term] * len(items) >= _COHESION * count[parts[0]] * count[parts[1]]
+
+    kept = {term for term in count if fits(term)}
+    bag, vocabulary = _bag([sorted(own & kept) for own in found])
+    return _Terms(bag, [spellings[term].most_common(1)[0][0] for term in vocabulary])
 
 
-def _bag_of_classes(features: Features) -> tuple[csr_array, list[str]]:
+def _classes(features: Features) -> _Terms:
+    if features.y is None:
+        return _Terms(csr_array((len(features), 0)), [])
+    return _Terms(*_bag([_labels(features, row) for row in range(len(features))]))
+
+
+def class_names(features: Features) -> list[str]:
+    """The name of each item's class; those that `about["classes"]` leaves out get their number."""
     if features.y is None or features.y.ndim != 1:
-        return _bag([], at_least=1)
-    names = features.about.get("classes")
-    labels = features.y.tolist()
-    return _bag([[names[y] if names else f"class {y}"] for y in labels], at_least=1)
+        raise ValueError("features need one label per row to name its class")
+    names = features.about.get("classes") or []
+    if not isinstance(names, list):
+        raise ValueError(f"classes must be a list of names; got {type(names).__name__}")
+    return [
+        str(names[int(y)]) if 0 <= y < len(names) else f"class {y}" for y in features.y.tolist()
+    ]
 
 
-def _bag(tags: Sequence[Sequence[str]], *, at_least: int) -> tuple[csr_array, list[str]]:
-    flat = np.array([tag for own in tags for tag in own], dtype=object)
+def _labels(features: Features, row: int) -> list[str]:
+    """The class of an item, or its attributes where labels are a table of them."""
+    if features.y is None or features.y.is_floating_point():
+        return []
+    label = features.y[row].tolist()
+    if isinstance(label, list):
+        names = features.about.get("factors") or [f"factor {n}" for n in range(len(label))]
+        return [f"{name} {value}" for name, value in zip(names, label, strict=True)]
+    names = features.about.get("classes") or ()
+    if label < 0:
+        return []
+    return [str(names[label]) if label < len(names) else f"class {label}"]
+
+
+def _bag(tags: Sequence[Sequence[str]]) -> tuple[csr_array, list[str]]:
+    vocabulary = sorted({tag for own in tags for tag in own})
+    place = {tag: column for column, tag in enumerate(vocabulary)}
+    columns = [place[tag] for own in tags for tag in own]
     rows = np.repeat(np.arange(len(tags)), [len(own) for own in tags])
-    if not len(flat):
-        return csr_array((len(tags), 0)), []
-    vocabulary, columns, counts = np.unique(flat, return_inverse=True, return_counts=True)
     shape = (len(tags), len(vocabulary))
-    bag = csr_array((np.ones(len(flat), np.float32), (rows, columns)), shape=shape)
-    kept = np.flatnonzero(counts >= at_least)
-    return bag[:, kept], vocabulary[kept].tolist()
+    return csr_array((np.ones(len(columns), np.float32), (rows, columns)), shape=shape), vocabulary
+
+
+def _tokens(text: str) -> list[str]:
+    return [word.removesuffix("'s") for word in _WORD.findall(text.lower())]
+
+
+@lru_cache(maxsize=1 << 16)
+def _key(text: str) -> str:
+    """Words without their endings: "dogs" and "dog" are one term, "surfing" and "surf" too."""
+    return " ".join(map(_stem, _tokens(text)))
+
+
+def _stem(word: str) -> str:
+    word = _IRREGULAR.get(word, word)
+    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    for ending in ("ing", "ed"):
+        stem = word.removesuffix(ending)
+        if stem != word and len(stem) > 2 and _VOWEL.search(stem) and not word.endswith("eed"):
+            word = stem[:-1] if stem[-1] == stem[-2] and stem[-1] not in "lsz" else stem
+            break
+    return word.removesuffix("e") if len(word) > 3 else word

@@ -89,6 +89,41 @@ def gram(z: Codes) -> Float[Tensor, "d d"]:
     return total
 
 
+def strongest_rows(z: Codes, count: int = 10) -> Int[np.ndarray, "d count"]:
+    """The rows that fire each dimension of these unit codes most, strongest first; -1 is no row.
+
+    To fire is to be active and positive: a signed dimension is read by its positive end. Of rows
+    with the same value the first is stronger.
+    """
+    if isinstance(z, Tensor):
+        least = z.topk(min(count, len(z)), dim=0).values[-1].clamp(min=0)
+        row, column = ((z >= least) & (z > ACTIVE)).cpu().numpy().nonzero()
+        value = z[row, column].cpu().numpy()
+    else:
+        fires = z.data > ACTIVE
+        row, column, value = _row_of(z)[fires], z.indices[fires], z.data[fires]
+    order = np.lexsort((row, -value, column))
+    row, column = row[order], column[order]
+    rank = np.arange(len(column)) - np.searchsorted(column, column)
+    strongest = np.full((z.shape[1], count), -1)
+    strongest[column[rank < count], rank[rank < count]] = row[rank < count]
+    return strongest
+
+
+def firing_rows(z: Codes) -> Int[np.ndarray, " d"]:
+    """How many rows fire each dimension of these unit codes."""
+    if isinstance(z, Tensor):
+        return (z > ACTIVE).sum(0).cpu().numpy()
+    return np.bincount(z.indices[z.data > ACTIVE], minlength=z.shape[1])
+
+
+def entries(z: Codes, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The entries at these places."""
+    if isinstance(z, Tensor):
+        return z[torch.from_numpy(rows), torch.from_numpy(columns)].cpu().numpy()
+    return np.asarray(z[rows.ravel(), columns.ravel()]).reshape(rows.shape)
+
+
 def dense(z: Codes) -> Float[Tensor, "n d"]:
     """Codes as a tensor."""
     return z if isinstance(z, Tensor) else torch.from_numpy(z.toarray())

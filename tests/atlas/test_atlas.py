@@ -19,7 +19,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from browser import CHROMIUM, Browser  # noqa: E402
 
-from ncl_multi import Features  # noqa: E402
+from ncl_multi import Features, metrics  # noqa: E402
 from ncl_multi.atlas import page as atlas  # noqa: E402
 from ncl_multi.atlas.page import write_atlas  # noqa: E402
 
@@ -88,6 +88,59 @@ def test_cards_show_the_strongest_items_of_each_dimension(tmp_path):
     facts = dict(space["facts"])
     assert facts["alive"] == "93%"
     assert facts["class consistency"] == "1.00"
+
+
+def test_dimensions_carry_their_measures(tmp_path):
+    features = example()
+    # Dimension 0 fires for anything, dimension 6 repeats dimension 1.
+    features.z[:, 0] = torch.linspace(1, 2, 60)[torch.arange(60) * 7 % 60]
+    features.z[:, 6] = features.z[:, 1] * 1.01
+    features.save(tmp_path / "features" / "test.safetensors")
+    about, _ = read(write_atlas(tmp_path))
+    (space,) = about["spaces"]
+    assert space["purity"] == pytest.approx(
+        metrics.dimension_purity(features.z, features.y), nan_ok=True
+    )
+    assert space["fit"][1:28] == pytest.approx(np.ones(27))
+    assert space["names"][0] == "mixed"
+    assert np.isnan(space["fit"][0])
+    assert space["score"][0] == pytest.approx(space["purity"][0] / 2)
+    assert space["score"][1:28] == pytest.approx(np.ones(27))
+    assert (space["score"][28:] == -1).all()
+    assert space["commonClass"][1:6].tolist() == [1, 2, 3, 4, 0]
+    assert space["leader"][[1, 6]].tolist() == [1, 1]
+    assert space["leader"][2] == 2
+    facts = dict(space["facts"])
+    assert facts["purity@10"].startswith(f"{metrics.purity(features.z, features.y):.2f} (chance")
+    assert facts["distinct"] == f"{metrics.distinct(features.z):.2f}"
+    assert facts["named"] == "96%"
+    assert facts["name fits"] == "100%"
+
+
+def test_what_a_page_cannot_measure_it_leaves_out(tmp_path):
+    z = torch.rand(30, 6, generator=torch.Generator().manual_seed(0))
+    Features(z, y=torch.rand(30)).save(tmp_path / "features" / "test.safetensors")
+    about, _ = read(write_atlas(tmp_path))
+    (space,) = about["spaces"]
+    assert np.isnan(space["purity"]).all()
+    assert np.isnan(space["fit"]).all()
+    assert (space["score"] == -1).all()
+    assert "purity@10" not in dict(space["facts"])
+    assert "distinct" in dict(space["facts"])
+
+
+def test_a_twin_may_be_another_run(tmp_path):
+    example().save(tmp_path / "a" / "features" / "test.safetensors")
+    signed(example()).save(tmp_path / "b" / "features" / "test.safetensors")
+    about, _ = read(write_atlas(tmp_path / "a", tmp_path / "b"))
+    assert [space["title"] for space in about["spaces"]] == ["NCL", "Twin"]
+    with pytest.raises(FileNotFoundError, match="no features file at"):
+        write_atlas(tmp_path / "a", tmp_path / "c")
+    other = example()
+    other.items[0] = "something else"
+    other.save(tmp_path / "c" / "features" / "test.safetensors")
+    with pytest.raises(ValueError, match="got other items"):
+        write_atlas(tmp_path / "a", tmp_path / "c")
 
 
 def test_nearest_items_are_the_nearest_and_their_parts_sum_to_the_score(tmp_path):
@@ -281,6 +334,62 @@ def test_search_filters_and_sorting_sorts(browser, page):
     assert browser.faults() == []
 
 
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """Dimension 0 fires for anything, dimension 6 repeats dimension 1, two never fire."""
+    run = tmp_path_factory.mktemp("uneven")
+    features = example(300, 20)
+    features.z[:, 0] = torch.linspace(1, 2, 300)[torch.arange(300) * 7 % 300]
+    features.z[:, 6] = features.z[:, 1] * 0.99
+    features.save(run / "features" / "test.safetensors")
+    signed(features).save(run / "twin" / "features" / "test.safetensors")
+    return write_atlas(run)
+
+
+def test_the_most_readable_come_first_and_the_mixed_last(browser, uneven):
+    browser.open(uneven)
+    shown = browser.run(f"{CARDS}.map(card => Number(card.dataset.dimension))")
+    assert len(shown) == 19
+    assert 6 not in shown
+    assert shown[-3:] == [0, 18, 19]
+    kinds = browser.run(f"{CARDS}.map(card => card.classList[2] ?? 'named')")
+    assert kinds == ["named"] * 16 + ["mixed"] + ["dead"] * 2
+    assert "1 mixed" in browser.run("document.querySelector('.divider').textContent")
+    assert "1 near-duplicate is" in browser.run("document.getElementById('status').textContent")
+    assert browser.run("document.querySelector('.card.mixed .badge').textContent")
+    assert browser.faults() == []
+
+
+def test_a_near_duplicate_is_on_the_card_it_repeats(browser, uneven):
+    browser.open(uneven)
+    browser.run("document.querySelector('[data-dimension=\"1\"] .repeats button').click()")
+    inside = browser.run("document.getElementById('inside').textContent")
+    assert "dimension 6" in inside
+    assert "A near-duplicate of #1" in inside
+    browser.run("document.getElementById('close').click()")
+    browser.run("sort.value = 'number'; sort.dispatchEvent(new Event('change'))")
+    assert browser.run(f"{CARDS}.length") == 20
+    assert browser.faults() == []
+
+
+def test_measures_are_told_for_the_run_and_its_twin(browser, uneven):
+    browser.open(uneven)
+    cells = (
+        "[...document.querySelectorAll('#facts tbody tr')].map(row => row.children[1].textContent)"
+    )
+    ours, twin = (float(cell.split()[0]) for cell in browser.run(cells))
+    assert ours > 0.9 > twin
+    heads = "[...document.querySelectorAll('#facts thead th')].slice(1)"
+    assert browser.run(f"{heads}.every(head => head.title.length > 10)")
+    fits = browser.run("document.querySelector('.card .meters').textContent")
+    assert "100 %" in fits
+    assert "fit the name" in fits
+    browser.run("document.querySelector('[data-dimension=\"2\"] .title').click()")
+    inside = browser.run("document.getElementById('inside').textContent")
+    assert "fit the name" in inside
+    assert "null" not in inside
+
+
 def test_scrolling_brings_every_card(browser, page):
     browser.open(page)
     for _ in range(6):
@@ -314,6 +423,8 @@ def test_ncl_and_twin_stand_side_by_side(browser, page):
     browser.run("document.querySelectorAll('#view button')[2].click()")
     kinds = browser.run(f"{CARDS}.slice(0, 4).map(card => card.classList[1])")
     assert kinds == ["ours", "twin", "ours", "twin"]
+    columns = "[...document.querySelectorAll('.column')].map(column => column.textContent)"
+    assert browser.run(columns) == ["NCL", "Twin"]
     browser.run("document.querySelectorAll('#view button')[1].click()")
     assert browser.run(f"{CARDS}.every(card => card.classList.contains('twin'))")
     assert browser.faults() == []

@@ -76,7 +76,7 @@ def test_interpret_without_labels_is_refused_unless_asked_for(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [({"z": torch.eye(3)}, "no features file of this version"), (None, "no features file")],
+    [({"z": torch.eye(3)}, "has another format"), (None, "no features file")],
 )
 def test_a_file_of_another_version_is_refused(run, tmp_path, content, words):
     path = tmp_path / "other.safetensors"

@@ -1,0 +1,115 @@
+"""Is a dimension one thing? Purity, intruder, distinct and names, next to chance and the twin.
+
+Usage:
+    python evals/readable.py runs/clip_ncl/features/style_image.safetensors
+    python evals/readable.py test.safetensors --judge other_encoder.safetensors
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ncl_multi.codes.features import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """Purity@10, intruder, distinct and fit of names of Features files."""
+
+    features: tyro.conf.Positional[tuple[Path, ...]]
+    """Files of rows the model was not trained on, one row of the table for each."""
+    judge: Path | None = None
+    """Features file of the same items from an encoder the model never saw: finds intruders."""
+    twin: bool = True
+    """Also measure the twin's file of the same name, if the run has one."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def evaluate(features: Features, judge: Features | None = None) -> dict[str, Any]:
+    """Return one row of the report: where it came from, the figures, and what was left out."""
+    from ncl_multi.metrics import NotMeasurableError, class_consistency, readable, sparsity
+
+    if judge is not None and len(judge) != len(features):
+        raise ValueError(
+            f"the judge must hold the same items: expected {len(features)}, got {len(judge)}"
+        )
+    y, z = features.y, features.z
+    embeddings = None if judge is None else judge.dense()
+    if y is not None and (y.ndim != 1 or y.is_floating_point()):
+        y = None
+    if y is not None and bool((y < 0).any()):
+        # A graph marks nodes without a label by -1.
+        known = (y >= 0).nonzero()[:, 0]
+        y, z = y[known], z[known.numpy()]
+        embeddings = None if embeddings is None else embeddings[known]
+    about = {name: value for name, value in features.about.items() if name != "classes"}
+    row = {"rows": z.shape[0], "dims": features.dims, "active": 1 - sparsity(z)}
+    figures, left_out = readable(z, y, embeddings=embeddings)
+    if y is not None:
+        figures["class_consistency"] = class_consistency(z, y)
+    try:
+        figures |= name_figures(features)
+    except NotMeasurableError as reason:
+        left_out["name_fit"] = str(reason)
+    return about | row | figures | {"left_out": left_out}
+
+
+def name_figures(features: Features) -> dict[str, float]:
+    """How good names are that were made from one half of the items, judged on the other."""
+    import numpy as np
+
+    from ncl_multi.codes.names import name_dimensions
+    from ncl_multi.metrics import NotMeasurableError, naming
+
+    if len(features) < 2:
+        raise NotMeasurableError("one item cannot be halved")
+    halves = []
+    for rows in np.array_split(np.random.default_rng(0).permutation(len(features)), 2):
+        y = None if features.y is None else features.y[rows]
+        items = None if features.items is None else [features.items[row] for row in rows]
+        halves.append(Features(features.z[rows], y, items, features.about))
+    names = name_dimensions(halves[0])
+    if not any(names):
+        raise NotMeasurableError("the items have neither words nor classes in common")
+    return naming(names, halves[1])
+
+
+def with_twins(paths: tuple[Path, ...]) -> list[Path]:
+    """The files, each followed by its twin's: the one of the same name in `<run>/twin/features`."""
+    twins = [path.parent.parent / "twin" / path.parent.name / path.name for path in paths]
+    pairs = zip(paths, twins, strict=True)
+    return [file for path, twin in pairs for file in (path, twin) if file is path or twin.exists()]
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import table, write_json
+
+    if not cfg.features:
+        raise ValueError("give at least one Features file")
+    paths = with_twins(cfg.features) if cfg.twin else list(cfg.features)
+    judge = None if cfg.judge is None else Features.load(cfg.judge)
+    rows = {str(path): evaluate(Features.load(path), judge) for path in paths}
+    measures = ("rows", "dims", "active", "readable_dims", "purity@10", "chance", "cluster_purity")
+    measures += ("intruder_labels", "intruder_embeddings", "distinct", "class_consistency")
+    measures += ("named", "names_once", "name_fit", "name_chance")
+    shown = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
+    table("Is a dimension one thing? (an intruder is found by chance in 0.167)", shown)
+    reasons = [
+        f"no {measure}: {reason}"
+        for row in rows.values()
+        for measure, reason in row["left_out"].items()
+    ]
+    for reason in dict.fromkeys(reasons):
+        print(f"{reason} ({reasons.count(reason)} of {len(rows)} files)")
+    for row in rows.values():
+        print(json.dumps(row, default=str))
+    if cfg.out is not None:
+        write_json(cfg.out, rows)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

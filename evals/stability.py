@@ -1,0 +1,83 @@
+"""Do two runs find the same dimensions? Matched one to one by correlation on the same items.
+
+Usage:
+    python evals/stability.py runs/clip-0 runs/clip-1
+    python evals/stability.py runs/clip-0/features/test.safetensors other/test.safetensors
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ncl_multi.codes.features import Features
+
+
+@dataclass(frozen=True)
+class Config:
+    """Stability of dimensions over two runs that differ in their seed, and of their twins."""
+
+    first: tyro.conf.Positional[Path]
+    """A run folder, or one Features file of it."""
+    second: tyro.conf.Positional[Path]
+    """The other run folder, or its Features file of the same items."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def evaluate(first: Features, second: Features) -> dict[str, Any]:
+    """Return one row of the report: the mean correlation of the matches and how it spreads."""
+    import numpy as np
+
+    from ncl_multi.metrics import matched_dims, readable_dims
+
+    if first.items is not None and second.items is not None and first.items != second.items:
+        raise ValueError("the two files hold different items; stability needs the same rows")
+    _, _, correlations = matched_dims(first.z, second.z)
+    return {
+        "rows": len(first),
+        "readable_dims_first": int(readable_dims(first.z).sum()),
+        "readable_dims_second": int(readable_dims(second.z).sum()),
+        "stability": float(correlations.mean()),
+        "median": float(np.median(correlations)),
+        "above_.8": float((correlations > 0.8).mean()),
+        "seeds": [features.about.get("seed") for features in (first, second)],
+    }
+
+
+def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
+    """Files of the same name that the heads of both runs wrote, and those of their twins."""
+    if first.is_file() or second.is_file():
+        return {first.stem: (first, second)}
+    found = {}
+    for folder in ("features", "twin/features"):
+        for path in sorted((first / folder).glob("*.safetensors")):
+            other = second / folder / path.name
+            if other.exists() and Features.load(path).about.get("output") != "encoder":
+                found[f"twin: {path.stem}" if "twin" in folder else path.stem] = (path, other)
+    if not found:
+        raise FileNotFoundError(
+            f"no features of a head that both {first} and {second} have; give run folders with "
+            "the same file in features/, or two Features files"
+        )
+    return found
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import table, write_json
+
+    rows = {
+        name: evaluate(*map(Features.load, files))
+        for name, files in pairs(cfg.first, cfg.second).items()
+    }
+    table(f"Do {cfg.first} and {cfg.second} find the same dimensions?", rows)
+    whole = {"first": str(cfg.first), "second": str(cfg.second), "files": rows}
+    print(json.dumps(whole, default=str))
+    if cfg.out is not None:
+        write_json(cfg.out, whole)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,108 @@
+"""The evals of readable dimensions on small files whose answer is known, and what they refuse."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from ncl_multi.codes.features import Features
+
+pytest.importorskip("tyro")
+pytest.importorskip("rich")
+pytest.importorskip("sklearn")
+
+EVALS = Path(__file__).parents[2] / "evals"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run an eval as a person does; give its rows of JSON and all that it printed."""
+
+    def command(name, *arguments):
+        monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EVALS / f"{name}.py"), run_name="__main__")
+        printed = capsys.readouterr().out
+        return [json.loads(x) for x in printed.splitlines() if x.startswith("{")], printed
+
+    return command
+
+
+def save(folder, *, seed=0, order=None, items=True, name="test"):
+    """One dimension for each of four classes, and a signed twin of random codes."""
+    z = torch.eye(4).repeat(15, 1)
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"item {row}" for row in range(60)] if items else None
+    y, about = torch.arange(4).repeat(15), {"seed": seed, "output": "head", "classes": list("abcd")}
+    codes = z if order is None else z[:, order]
+    path = Features(codes, y, names, about).save(folder / "features" / f"{name}.safetensors")
+    twin = torch.randn(60, 4, generator=generator)
+    Features(twin, y, names, about).save(folder / "twin" / "features" / f"{name}.safetensors")
+    return path
+
+
+def test_readable_prints_a_run_and_its_twin(run, tmp_path):
+    path = save(tmp_path)
+    (ours, twin), _ = run("readable", path, "--judge", path, "--out", tmp_path / "out.json")
+    assert ours["purity@10"] == ours["cluster_purity"] == ours["distinct"] == 1
+    assert ours["intruder_labels"] == ours["intruder_embeddings"] == 1
+    assert ours["active"] == 0.25
+    assert (ours["seed"], ours["rows"], ours["left_out"]) == (0, 60, {})
+    assert (ours["named"], ours["names_once"], ours["name_fit"]) == (1, 1, 1)
+    assert twin["purity@10"] < 0.7
+    stored = json.loads((tmp_path / "out.json").read_text())
+    assert list(stored.values()) == [ours, twin]
+    assert len(run("readable", path, "--no-twin")[0]) == 1
+
+
+def test_readable_says_what_it_leaves_out(run, tmp_path):
+    path = Features(torch.eye(3).repeat(5, 1)).save(tmp_path / "bare.safetensors")
+    (row,), printed = run("readable", path)
+    assert row["distinct"] == 1
+    assert "purity@10" not in row
+    assert "no purity@10: the rows have no labels" in printed
+    assert "no name_fit: the items have neither words nor classes" in printed
+    scores = Features(torch.eye(3).repeat(5, 1), y=torch.rand(15)).save(tmp_path / "s.safetensors")
+    assert "the rows have no labels" in run("readable", scores)[1]
+
+
+def test_readable_judges_only_rows_with_a_label(run, tmp_path):
+    y = torch.arange(4).repeat(15)
+    y[4:20] = -1
+    z = torch.eye(4).repeat(15, 1)
+    z[4:20] = 1
+    path = Features(z, y).save(tmp_path / "graph.safetensors")
+    (row,), _ = run("readable", path, "--judge", path)
+    assert (row["rows"], row["purity@10"], row["intruder_embeddings"]) == (44, 1, 1)
+
+
+def test_readable_refuses_a_judge_of_other_items(run, tmp_path):
+    judge = Features(torch.eye(3)).save(tmp_path / "judge.safetensors")
+    with pytest.raises(ValueError, match="the same items: expected 60, got 3"):
+        run("readable", save(tmp_path), "--judge", judge)
+
+
+def test_stability_matches_two_runs_and_their_twins(run, tmp_path):
+    save(tmp_path / "a")
+    save(tmp_path / "b", seed=1, order=[2, 0, 3, 1])
+    (row,), _ = run("stability", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out.json")
+    assert row["files"]["test"]["stability"] == pytest.approx(1)
+    assert row["files"]["test"]["above_.8"] == 1
+    assert row["files"]["test"]["seeds"] == [0, 1]
+    assert 0 < row["files"]["twin: test"]["stability"] < 0.5
+    assert json.loads((tmp_path / "out.json").read_text()) == row
+    files = [tmp_path / run / "features" / "test.safetensors" for run in "ab"]
+    (row,), _ = run("stability", *files)
+    assert row["files"]["test"]["stability"] == pytest.approx(1)
+
+
+def test_stability_refuses_runs_that_cannot_be_compared(run, tmp_path):
+    save(tmp_path / "a")
+    save(tmp_path / "b", name="other")
+    with pytest.raises(FileNotFoundError, match="no features of a head that both"):
+        run("stability", tmp_path / "a", tmp_path / "b")
+    z = torch.eye(4).repeat(15, 1)
+    other = Features(z, items=["x"] * 60).save(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="different items"):
+        run("stability", tmp_path / "a" / "features" / "test.safetensors", other)
