@@ -200,11 +200,10 @@ class Parts:
         write_json(path, {"preset": preset, "figures": figures})
         return figures
 
-    def fitted(
-        self, model: Any, step: Any, loader: Any, name: str, seed: int, **changes: Any
-    ) -> Any:
+    def fitted(self, objective: Any, loader: Any, name: str, seed: int, **changes: Any) -> Any:
         from ncl_multi.adapters.vision.model import lars
-        from ncl_multi.training.fit import TrainConfig, fit
+        from ncl_multi.training.config import TrainConfig
+        from ncl_multi.training.fit import fit
 
         p = self.preset
         train = TrainConfig(
@@ -212,18 +211,15 @@ class Parts:
             seed=seed, device=self.cfg.device, precision=self.cfg.precision,
         )  # fmt: skip
         make = lars(p.lr, train.weight_decay, p.batch_size) if p.lars and not changes else None
-        return fit(model, step, loader, replace(train, **changes), optimizer=make)
+        return fit(objective, loader, replace(train, **changes), optimizer=make).model
 
     def model(self, activation: Any, seed: int, **changes: Any) -> Any:
         """The paper's projector, without BatchNorm, for the twin and for NCL."""
-        import torch
-
         from ncl_multi.adapters.vision.model import NonNegVision
 
-        torch.manual_seed(seed)
         p = self.preset
         sizes = {"dims": p.dims, "hidden_dim": p.hidden_dim, "size": p.size} | changes
-        return NonNegVision(p.model, activation=activation, batch_norm=False, **sizes)
+        return NonNegVision(p.model, activation=activation, batch_norm=False, seed=seed, **sizes)
 
     def loader(self) -> Any:
         from torch.utils.data import DataLoader
@@ -236,9 +232,8 @@ class Parts:
 
     def contrastive(self, activation: str, seed: int) -> Row:
         """SimCLR with this activation, and everything that is asked of its features."""
-        import torch
-
-        from ncl_multi import gather, info_nce
+        from ncl_multi.adapters.vision.objective import SimCLR
+        from ncl_multi.adapters.vision.report import both_outputs
         from ncl_multi.adapters.vision.views import Views
         from ncl_multi.codes.features import Features
         from ncl_multi.metrics import LinearProbe, readability
@@ -246,16 +241,11 @@ class Parts:
         p = self.preset
         views = Views(p.size, jitter=p.jitter, hue=p.jitter / 4)
 
-        def step(model, batch):
-            z = model(views(torch.cat([batch[0], batch[0]])))
-            za, zb = (gather(view) for view in z.chunk(2))
-            return info_nce(za, zb, temperature=p.temperature, within_view=True), z
-
         name = f"{activation}_{seed}"
-        model = self.fitted(self.model(activation, seed), step, self.loader(), name, seed)
+        objective = SimCLR(self.model(activation, seed), views, temperature=p.temperature)
+        model = self.fitted(objective, self.loader(), name, seed)
         train, test = self.pictures
-        h, z = model.embed(train.images)
-        test_h, test_z = model.embed(test.images)
+        (h, z), (test_h, test_z) = (both_outputs(model, own).values() for own in (train, test))
         about = {"model": p.model, "data": "cifar10", "seed": seed, "activation": activation}
         about |= {"output": "head", "normalised": False, "classes": test.classes}
         for split, codes, y in (("train", z, train.y), ("test", test_z, test.y)):
@@ -274,41 +264,28 @@ class Parts:
 
     def supervised(self, activation: str, seed: int) -> Row:
         """Cross entropy on the head's output: CE on signed codes, NCE on non-negative ones."""
-        from torch import nn
-
-        from ncl_multi import NonNegCrossEntropy
+        from ncl_multi.adapters.vision.model import NonNegClassifier
+        from ncl_multi.adapters.vision.objective import Supervised
         from ncl_multi.adapters.vision.views import Views
 
         p = self.preset
+        train, test = self.pictures
+        model = NonNegClassifier(
+            p.model, p.dims, classes=len(train.classes), activation=activation, batch_norm=False,
+            size=p.size, seed=seed,
+        )  # fmt: skip
         views = Views(p.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
-        model = nn.ModuleDict({"codes": self.model(activation, seed, hidden_dim=None)})
-        model["loss"] = NonNegCrossEntropy(p.dims, len(self.pictures[0].classes))
-
-        class Supervised(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.parts = model
-
-            def forward(self, images, y):
-                z = self.parts["codes"](views(images))
-                return self.parts["loss"](z, y), z
-
-        def step(model, batch):
-            return model(*batch)
-
         rate = {"epochs": p.labelled_epochs, "lr": 1e-3}
         name = f"supervised_{activation}_{seed}"
-        self.fitted(Supervised(), step, self.loader(), name, seed, **rate)
-        test = self.pictures[1]
-        z = model["codes"].embed(test.images)[1]
-        guess = (z @ model["loss"].weight.detach().cpu().T).argmax(1)
-        return {"supervised": float((guess == test.y).float().mean())}
+        self.fitted(Supervised(model, views), self.loader(), name, seed, **rate)
+        return {"supervised": float((model.predict(test.images) == test.y).float().mean())}
 
     def sprites(self, activation: str, seed: int) -> Row:
         """Pairs of sprites that differ in one factor, redrawn at random; codes against factors."""
         import torch
 
-        from ncl_multi import info_nce
+        from ncl_multi import StepObjective, info_nce
+        from ncl_multi.adapters.vision.report import both_outputs
         from ncl_multi.codes.features import Features
         from ncl_multi.data.sprites import FACTORS, draw, sprites
         from ncl_multi.metrics import dci, mig, sap
@@ -326,9 +303,10 @@ class Parts:
 
         name = f"sprites_{activation}_{seed}"
         model = self.model(activation, seed, dims=64, size=size)
-        model = self.fitted(model, step, [None], name, seed, steps=p.sprite_steps, lr=1e-3)
+        objective = StepObjective(model, step)
+        model = self.fitted(objective, [None], name, seed, steps=p.sprite_steps, lr=1e-3)
         pictures, factors = sprites(4000, seed=1000 + seed, size=size)
-        z = model.embed(pictures.images)[1]
+        z = both_outputs(model, pictures)["head"]
         about = {"data": "sprites", "factors": list(FACTORS), "output": "head"}
         about |= {"model": p.model, "seed": seed, "activation": activation, "normalised": False}
         where = self.cfg.out / "features" / name / "test.safetensors"
@@ -340,7 +318,7 @@ class Parts:
 
         test = self.pictures[1]
         row = {
-            f"corrupted {kind}": probe.accuracy(model.embed(corrupt(test.images, kind))[0], test.y)
+            f"corrupted {kind}": probe.accuracy(model.embed(corrupt(test.images, kind)), test.y)
             for kind in CORRUPTIONS
         }
         return row | {"corrupted": mean(row.values())}
@@ -355,7 +333,7 @@ class Parts:
         size = self.preset.size
         return fine_tuned_accuracy(
             model,
-            lambda model, x: model.features(x),
+            lambda model, x: model.represent(x),
             (train.images, train.y),
             (test.images, test.y),
             augment=Views(size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0),

@@ -100,10 +100,10 @@ def corrupted(cfg: Config) -> dict[str, float]:
 
     model = NonNegVision.from_pretrained(str(cfg.corrupt))
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
-    probe = LinearProbe.fit(model.embed(train.images)[0], train.y)
+    probe = LinearProbe.fit(model.embed(train.images), train.y)
     worse = {kind: corrupt(test.images[:], kind) for kind in CORRUPTIONS}
     return {
-        f"encoder, {kind}": probe.accuracy(model.embed(pictures)[0], test.y)
+        f"encoder, {kind}": probe.accuracy(model.embed(pictures), test.y)
         for kind, pictures in ({"clean": test.images} | worse).items()
     }
 
@@ -122,7 +122,7 @@ def fine_tuned(cfg: Config) -> dict[str, float]:
     size = (model.size, model.size)
     accuracy = fine_tuned_accuracy(
         model,
-        lambda model, x: model.features(x),
+        lambda model, x: model.represent(x),
         (train.images[:], train.y),
         (test.images[:], test.y),
         augment=Views(model.size, jitter=0.0, hue=0.0, grey_share=0.0),

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ncl_multi.codes.features import Features
-from ncl_multi.distributed import gather
-from ncl_multi.head import NonNegHead, top_k
+from ncl_multi.distributed import gather, is_main
+from ncl_multi.head import HeadOptions, NonNegHead, top_k
 from ncl_multi.losses import (
     InfoNCE,
     NonNegCrossEntropy,
@@ -15,23 +15,34 @@ from ncl_multi.losses import (
     nonneg_cross_entropy,
     spectral,
 )
+from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.health import Health, HealthWarning
 
 if TYPE_CHECKING:
-    from ncl_multi.adapters.sentence.model import wrap
+    from ncl_multi.adapters.clip.model import NonNegClip
+    from ncl_multi.adapters.graph.model import NonNegGraph
+    from ncl_multi.adapters.sentence.model import NonNegEncoder, wrap
+    from ncl_multi.adapters.vision.model import NonNegVision
     from ncl_multi.codes.explain import explain, steer, why
     from ncl_multi.codes.search import SparseIndex
     from ncl_multi.codes.shorten import shorten
-    from ncl_multi.training.fit import TrainConfig, fit
+    from ncl_multi.model import SparseModel, load
+    from ncl_multi.training.fit import StepObjective, fit
 
 __version__ = "0.2.0.dev0"
 
 # These need more than torch, so they are imported when they are first asked for.
 _LATER = {
+    "NonNegClip": "adapters.clip.model",
+    "NonNegEncoder": "adapters.sentence.model",
+    "NonNegGraph": "adapters.graph.model",
+    "NonNegVision": "adapters.vision.model",
     "SparseIndex": "codes.search",
-    "TrainConfig": "training.fit",
+    "SparseModel": "model",
+    "StepObjective": "training.fit",
     "explain": "codes.explain",
     "fit": "training.fit",
+    "load": "model",
     "shorten": "codes.shorten",
     "steer": "codes.explain",
     "why": "codes.explain",
@@ -40,19 +51,28 @@ _LATER = {
 
 __all__ = [
     "Features",
+    "HeadOptions",
     "Health",
     "HealthWarning",
     "InfoNCE",
+    "NonNegClip",
     "NonNegCrossEntropy",
+    "NonNegEncoder",
+    "NonNegGraph",
     "NonNegHead",
+    "NonNegVision",
     "SparseIndex",
+    "SparseModel",
     "Spectral",
+    "StepObjective",
     "TrainConfig",
     "explain",
     "fit",
     "gather",
     "imitation",
     "info_nce",
+    "is_main",
+    "load",
     "nonneg_cross_entropy",
     "shorten",
     "spectral",

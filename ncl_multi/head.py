@@ -1,6 +1,7 @@
 """The non-negative head: features in, sparse readable codes out."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -15,6 +16,28 @@ from ncl_multi.norm import SharedCentre, SharedNorm, moments, wide
 Activation = Literal["relu", "rep_relu", "softplus", "sigmoid", "exp", "none", "gelu", "leaky_relu"]
 SIGNED: tuple[Activation, ...] = ("none", "gelu", "leaky_relu")
 """The baselines: their codes are not non-negative. `none` is the contrastive twin."""
+Start = Literal["axes", "clusters"]
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The options of a `NonNegHead`, which explains them."""
+
+    dims: int
+    hidden_dim: int | None = None
+    activation: Activation = "relu"
+    batch_norm: bool = True
+    density: float | None = None
+    k: int | None = None
+
+    def build(self, in_dim: int) -> "NonNegHead":
+        """A fresh head for features of this width."""
+        options = asdict(self)
+        return NonNegHead(in_dim, options.pop("dims"), **options)
+
+    def signed(self) -> "HeadOptions":
+        """Those of the signed twin: nothing non-negative or sparse, and no other change."""
+        return replace(self, activation="none", density=None, k=None)
 
 
 class NonNegHead(nn.Module):
@@ -131,20 +154,44 @@ class NonNegHead(nn.Module):
             self.threshold.fill_(_threshold(share))
 
     @torch.no_grad()
-    def start_on(self, x: Float[Tensor, "n in_dim"]) -> None:
-        """Let the dimensions start along the axes on which these features are sparse.
+    def start_on(self, x: Float[Tensor, "n in_dim"], way: Start = "axes") -> None:
+        """Let the dimensions start on what these features are made of, not at random.
 
-        Each axis of `sparse_axes` gives two dimensions, one for either direction, so that the
-        largest entries of a row hold much of it from the start. The axes with most energy come
-        first; dimensions beyond twice the input's width keep their random start.
+        Args:
+            x: Features, centred if the head is to be trained on centred ones.
+            way: `axes` are those of `sparse_axes`, the strongest first. Each gives two dimensions,
+                one for either direction, so that the largest entries of a row hold much of it.
+                `clusters` gives each dimension one of the centres of `k_means`, for k-means++
+                seeded by torch's generator, so that it fires for rows of one kind.
+
+        Where there are fewer axes or distinct rows than dimensions, the last dimensions keep their
+        random start.
+
+        Example:
+            >>> kinds = torch.eye(3)[torch.arange(60) % 3] - 1 / 3
+            >>> head = NonNegHead(3, 3)
+            >>> head.start_on(kinds, "clusters")
+            >>> (head(kinds) > 0).sum(dim=1).unique()  # each row fires the dimension of its kind
+            tensor([1])
         """
+        if way == "clusters":
+            self.start_at(k_means(x, self.out_dim))
+            return
+        if way != "axes":
+            raise ValueError(f"way must be one of axes, clusters; got {way!r}")
+        axes = sparse_axes(x)
+        strongest = F.normalize(x, dim=1).matmul(axes.T).square().mean(dim=0)
+        axes = axes[strongest.argsort(descending=True)]
+        self.start_at(torch.stack([axes, -axes], dim=1).flatten(0, 1)[: self.out_dim])
+
+    @torch.no_grad()
+    def start_at(self, directions: Float[Tensor, "m in_dim"]) -> None:
+        """Let the first dimensions start as these directions, as long as random ones on average."""
         if self.hidden is not None:
             raise ValueError("start_on needs a linear head; this one has a hidden layer")
-        axes = sparse_axes(x).to(self.out.weight)
-        strongest = F.normalize(x.to(axes), dim=1).matmul(axes.T).square().mean(dim=0)
-        axes = axes[strongest.argsort(descending=True)]
-        both = torch.stack([axes, -axes], dim=1).flatten(0, 1)[: self.out_dim]
-        self.out.weight[: len(both)] = both * self.out.weight.norm(dim=1).mean()
+        weight = self.out.weight
+        length = directions.norm(dim=1).mean().clamp_min(1e-12)
+        weight[: len(directions)] = (directions / length).to(weight) * weight.norm(dim=1).mean()
 
     @torch.no_grad()
     def fold(self) -> nn.Sequential:
@@ -163,6 +210,28 @@ class NonNegHead(nn.Module):
         if self.k is not None:
             layers.append(TopK(self.k))
         return nn.Sequential(*layers).eval()
+
+    @property
+    def options(self) -> "HeadOptions":
+        """What this head was made with."""
+        return HeadOptions(
+            self.out_dim, self.hidden_dim, self.activation, self.norm is not None, self.density,
+            self.k,
+        )  # fmt: skip
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has seen a training batch, or weights were loaded."""
+        return not self._fresh if self.norm is None else bool(self.norm.batches > 0)
+
+    @torch.no_grad()
+    def signed(self) -> "NonNegHead":
+        """The signed baseline with the same weights."""
+        twin = self.options.signed().build(self.in_dim).to(self.out.weight)
+        mine = self.state_dict()
+        twin.load_state_dict({name: mine[name] for name in twin.state_dict()})
+        twin._fresh = self._fresh
+        return twin.train(self.training)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, density={self.density}, k={self.k}"
@@ -204,6 +273,61 @@ def sparse_axes(x: Float[Tensor, "n d"], steps: int = 60) -> Float[Tensor, "d d"
         left, _, right = torch.linalg.svd((unit @ axes.T).pow(3).T @ unit)
         axes = left @ right
     return axes
+
+
+@torch.no_grad()
+def k_means(x: Float[Tensor, "n d"], k: int, steps: int = 15) -> Float[Tensor, "m d"]:
+    """Centres of k clusters of rows: k-means++, then Lloyd's steps until nothing moves.
+
+    Random numbers come from torch's generator. Fewer than k distinct rows give as many centres
+    as there are distinct rows. A cluster that loses all its rows keeps its centre.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [2.0], [10.0], [12.0]])
+        >>> k_means(x, 2).sort(dim=0).values.flatten()
+        tensor([ 1., 11.])
+    """
+    if k < 1 or len(x) == 0:
+        raise ValueError(f"k_means needs rows and k of at least 1; got {len(x)} rows and k={k}")
+    centres = _spread_rows(x, k)
+    nearest = None
+    for _ in range(steps):
+        length = centres.square().sum(dim=1)
+        # Rows in pieces: all distances at once could be larger than the rows themselves.
+        before, nearest = (
+            nearest,
+            torch.cat(
+                [
+                    torch.addmm(length, rows, centres.T, alpha=-2).argmin(dim=1)
+                    for rows in x.split(8192)
+                ]
+            ),
+        )
+        if before is not None and torch.equal(before, nearest):
+            break
+        count = torch.bincount(nearest, minlength=len(centres))[:, None]
+        total = torch.zeros_like(centres).index_add_(0, nearest, x)
+        centres = torch.where(count > 0, total / count.clamp_min(1), centres)
+    return centres
+
+
+def _spread_rows(x: Tensor, k: int) -> Tensor:
+    """k-means++: each next row is drawn with odds of its squared distance to those drawn before."""
+    around = x - x.mean(dim=0)
+    length = around.square().sum(dim=1)
+    far = torch.full_like(length, torch.inf)
+    drawn = [int(torch.randint(len(x), ()))]
+    while len(drawn) < k:
+        both = length + length[drawn[-1]]
+        apart = both - 2 * (around @ around[drawn[-1]])
+        # A difference of rounding is none: equal rows are not drawn twice.
+        far = torch.minimum(far, torch.where(apart > 1e-5 * both, apart, 0.0))
+        odds = far.double().cumsum(dim=0)
+        if odds[-1] == 0:
+            break
+        at = torch.rand((), dtype=torch.float64).to(odds.device) * odds[-1]
+        drawn.append(int(torch.searchsorted(odds, at, right=True).clamp_max(len(x) - 1)))
+    return x[drawn]
 
 
 class TopK(nn.Module):

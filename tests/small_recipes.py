@@ -18,12 +18,12 @@ SMALL = {
     "vision_ncl": PICTURES,
     "supervised_ncl": (*PICTURES, "--pretrain-epochs", "1"),
     "sentence_ncl": (
-        "--dims", "32", "--k", "4", "8", "--csr-k", "4",
+        "--dims", "32", "--k", "4", "8", "--compare",
         "--data", "{here}/triplets.csv", "--texts", "none", "--model", "{here}/bert",
     ),
     # Where nothing is random, more drops than these would make all nodes of a view alike.
     "graph_ncl": (
-        "--dims", "16", "--hidden", "8", "--density", "0.2", "--data", "{here}/graph.pt",
+        "--dims", "16", "--width", "8", "--density", "0.2", "--data", "{here}/graph.pt",
         "--drop-edges", "0.2", "0.1", "--drop-features", "0.1", "0.2",
     ),
 }  # fmt: skip
@@ -124,9 +124,9 @@ def in_doubles() -> None:
 
     What is left can differ between one process and several by rounding alone.
     """
-    import ncl_multi
+    from ncl_multi.training import fit as loop
 
-    fit = ncl_multi.fit
+    fit = loop.fit
     # Features in single precision, which another test may have cached, would not do.
     os.environ["NCL_CACHE"] += "-doubles"
     torch.set_default_dtype(torch.float64)
@@ -139,33 +139,43 @@ def in_doubles() -> None:
             return {name: doubled(own) for name, own in part.items()}
         return type(part)(map(doubled, part)) if isinstance(part, (list, tuple)) else part
 
-    def plain_fit(model, step, loader, cfg, **_):
-        def plain_step(model, batch):
+    def plain_fit(objective, loader, cfg, **_):
+        forward = objective.double().forward
+
+        def plain_forward(batch):
             with nothing_random():
-                return step(model, batch)
+                return forward(doubled(batch))
 
-        model.double().register_forward_pre_hook(lambda _, given: doubled(given))
+        objective.forward = plain_forward
+        # What an objective draws its rows from is in single precision.
+        for name, value in vars(objective).items():
+            if isinstance(value, torch.Tensor):
+                setattr(objective, name, doubled(value))
+            for field in ("image", "text", "x"):
+                if isinstance(getattr(value, field, None), torch.Tensor):
+                    object.__setattr__(value, field, doubled(getattr(value, field)))
+        for module in objective.modules():
+            module.register_forward_pre_hook(lambda _, given: doubled(given))
         sgd = lambda weights: torch.optim.SGD(weights, 0.1)  # noqa: E731
-        return fit(model, plain_step, loader, cfg, optimizer=sgd)
+        return fit(objective, loader, cfg, optimizer=sgd)
 
-    ncl_multi.fit = plain_fit
+    loop.fit = plain_fit
 
 
 def watching_memory() -> None:
     """Write the resident megabytes after every step into `memory.txt` of the run folder."""
-    import ncl_multi
+    from ncl_multi.training import fit as loop
 
-    fit = ncl_multi.fit
+    fit = loop.fit
 
-    def watching_fit(model, step, loader, cfg, **options):
-        def watched_step(model, batch):
-            result = step(model, batch)
+    def watching_fit(objective, loader, cfg, **options):
+        def watch(*_):
             status = Path("/proc/self/status").read_text()
             kilobytes = int(status.split("VmRSS:")[1].split()[0])
             with (cfg.out / "memory.txt").open("a") as file:
                 file.write(f"{kilobytes / 1024}\n")
-            return result
 
-        return fit(model, watched_step, loader, cfg, **options)
+        objective.register_forward_hook(watch)
+        return fit(objective, loader, cfg, **options)
 
-    ncl_multi.fit = watching_fit
+    loop.fit = watching_fit

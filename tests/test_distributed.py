@@ -68,7 +68,7 @@ def seeded_linear():
 
 def trained(out: Path, batch_size: int):
     """Final weights of a short run of `fit`, in doubles."""
-    from ncl_multi import TrainConfig, fit
+    from ncl_multi import StepObjective, TrainConfig, fit
 
     def step(model, batch):
         (x,) = batch
@@ -77,7 +77,7 @@ def trained(out: Path, batch_size: int):
 
     data = DataLoader(TensorDataset(rows(80)), batch_size, shuffle=True, drop_last=True)
     cfg = TrainConfig(out=out, steps=7, accumulate=3, ema=0.5, clip_grad=0.1, device="cpu")
-    return fit(network(), step, data, cfg).state_dict()
+    return fit(StepObjective(network(), step), data, cfg).model.state_dict()
 
 
 def health_of(z):
@@ -170,7 +170,7 @@ def test_one_process_writes_the_run_folder(two):
     lines = (folder / "run" / "train.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [7]
     assert sorted(p.name for p in (folder / "run").iterdir()) == [
-        "checkpoint.pt", "config.json", "train.jsonl",
+        ".lock", "checkpoint.pt", "config.json", "train.jsonl",
     ]  # fmt: skip
 
 

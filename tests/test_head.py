@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from ncl_multi import NonNegHead, info_nce, top_k
-from ncl_multi.head import SIGNED
+from ncl_multi.head import SIGNED, k_means
 from ncl_multi.norm import SharedNorm
 
 FORMULAS = {
@@ -299,9 +299,80 @@ def test_a_head_starts_on_the_axes_where_features_are_sparse():
     )
 
 
-def test_only_a_linear_head_starts_on_axes():
+def blobs(kinds, rows, dtype=torch.float64):
+    """Rows in tight clusters around far points, in random order, and the kind of each row."""
+    points = 10 * torch.randn(kinds, 6, dtype=dtype)
+    y = torch.arange(kinds * rows)[torch.randperm(kinds * rows)] % kinds
+    return points[y] + 0.01 * torch.randn(len(y), 6, dtype=dtype), y
+
+
+def test_k_means_finds_clusters_that_are_there_wherever_they_lie():
+    torch.manual_seed(0)
+    for offset in (0.0, 1e4):
+        x, y = blobs(5, 40)
+        centres = k_means(x + offset, 5) - offset
+        means = torch.stack([x[y == kind].mean(dim=0) for kind in range(5)])
+        match = torch.cdist(means, centres).argmin(dim=1)
+        assert match.unique().numel() == 5
+        torch.testing.assert_close(centres[match], means)
+
+
+def test_lloyd_steps_never_raise_the_squared_distance_to_the_nearest_centre():
+    x = torch.randn(300, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    costs = []
+    for steps in range(8):
+        torch.manual_seed(1)
+        costs.append(torch.cdist(x, k_means(x, 12, steps)).amin(dim=1).square().sum().item())
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < 0.9 * costs[0]
+
+
+def test_k_means_at_rest_has_each_centre_in_the_mean_of_the_rows_nearest_to_it():
+    torch.manual_seed(0)
+    x = torch.randn(200, 3, dtype=torch.float64)
+    centres = k_means(x, 7, steps=1000)
+    nearest = [min(range(7), key=lambda c: (row - centres[c]).norm().item()) for row in x]
+    for c in range(7):
+        own = x[[i for i, at in enumerate(nearest) if at == c]]
+        assert torch.allclose(centres[c], own.mean(dim=0), rtol=1e-9)
+
+
+def test_equal_rows_make_one_cluster_and_more_are_not_invented():
+    x = torch.randn(3, 50)[torch.arange(30) % 3] + 5
+    assert k_means(x, 8).shape == (3, 50)
+    assert torch.allclose(k_means(x, 1), x.mean(dim=0, keepdim=True), atol=1e-5)
+    with pytest.raises(ValueError, match="0 rows"):
+        k_means(x[:0], 2)
+
+
+def test_a_head_that_starts_on_clusters_fires_one_dimension_most_for_each():
+    torch.manual_seed(0)
+    x, y = blobs(5, 40, torch.float32)
+    x = x - x.mean(dim=0)
+    head = NonNegHead(6, 5, k=1)
+    head.start_on(x, "clusters")
+    strongest = head(x).argmax(dim=1)
+    pairs = set(zip(y.tolist(), strongest.tolist(), strict=True))
+    assert len(pairs) == 5 == len({dim for _, dim in pairs})
+
+
+def test_dimensions_beyond_the_clusters_keep_their_random_start():
+    head = NonNegHead(4, 8)
+    before = head.out.weight.detach().clone()
+    head.start_on(torch.eye(4)[torch.arange(12) % 4], "clusters")
+    assert torch.equal(head.out.weight[4:], before[4:])
+    assert torch.allclose(head.out.weight[:4].norm(dim=1), before.norm(dim=1).mean())
+
+
+@pytest.mark.parametrize("way", ["axes", "clusters"])
+def test_only_a_linear_head_starts_on_features(way):
     with pytest.raises(ValueError, match="hidden layer"):
-        NonNegHead(4, 8, hidden_dim=4).start_on(torch.randn(9, 4))
+        NonNegHead(4, 8, hidden_dim=4).start_on(torch.randn(9, 4), way)
+
+
+def test_an_unknown_start_is_refused(unchecked):
+    with pytest.raises(ValueError, match="axes, clusters; got 'corners'"):
+        NonNegHead(4, 8).start_on(torch.randn(9, 4), "corners")
 
 
 @pytest.mark.filterwarnings("default")

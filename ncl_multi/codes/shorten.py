@@ -72,7 +72,9 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
         for name, child in module.named_children():
             if isinstance(child, NonNegHead):
                 setattr(module, name, _cut(child, kept))
-        _tell(module, width, dims)
+        served: Any = module
+        if isinstance(getattr(served, "k", None), int):
+            served.k = min(served.k, dims)
     return shorter
 
 
@@ -164,18 +166,3 @@ def _cut(head: NonNegHead, kept: Tensor) -> NonNegHead:
     for old, new in zip(head.parameters(), shorter.parameters(), strict=True):
         new.requires_grad_(old.requires_grad)
     return shorter
-
-
-def _tell(module: nn.Module, width: int, dims: int) -> None:
-    """Change what a module remembers of its width, which it writes down when it is saved."""
-    if getattr(module, "dims", None) == width:
-        module.dims = dims  # type: ignore[assignment]
-    if isinstance(getattr(module, "k", None), int):
-        module.k = min(module.k, dims)  # type: ignore[assignment,type-var]
-    for name in ("options", "_hub_mixin_config"):
-        kept = getattr(module, name, None)
-        if isinstance(kept, dict):
-            changed = {"dims": dims} if kept.get("dims") == width else {}
-            if kept.get("k"):
-                changed["k"] = min(kept["k"], dims)
-            setattr(module, name, kept | changed)

@@ -1,5 +1,6 @@
 """Batches in an order that depends on the seed and the epoch alone."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ class Batches:
             raise ValueError(
                 f"the data holds {held}, less than one batch of "
                 f"{getattr(loader, 'batch_size', 1)} for each of {processes} processes; "
-                f"lower --batch-size"
+                f"lower the batch size (--batch-size)"
             )
 
     def __len__(self) -> int:
@@ -48,6 +49,17 @@ class Batches:
         epoch, index = divmod(step, len(self))
         return self._order(epoch)[index].tolist()
 
+    def fingerprint(self) -> str | None:
+        """A hash of the number of rows and of 64 of them; None for a loader in its own order."""
+        if not self.ours:
+            return None
+        dataset = self.loader.dataset
+        chosen = torch.linspace(0, len(dataset) - 1, min(64, len(dataset))).long().unique()
+        digest = hashlib.sha256(str(len(dataset)).encode())
+        for row in chosen.tolist():
+            _digest(digest, dataset[row])
+        return digest.hexdigest()[:16]
+
     def _epoch(self, epoch: int, skip: int, stop: int) -> Iterator[Any]:
         if not self.ours:
             # A loader that shuffles takes its seed from here.
@@ -69,6 +81,16 @@ class Batches:
         order = torch.randperm(len(self.loader.dataset), generator=generator)
         whole = order[: len(self) * self.processes * self.loader.batch_size]
         return whole.view(len(self), self.processes, -1)[:, self.rank]
+
+
+def _digest(digest: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _digest(digest, part)
+    elif isinstance(value, str | int | float | bytes):
+        digest.update(repr(value).encode())
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

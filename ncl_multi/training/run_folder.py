@@ -8,80 +8,109 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ncl_multi.distributed import all_reduce_sum, barrier, world_size
-from ncl_multi.files import atomic
+from ncl_multi.files import atomic, lock_folder
 from ncl_multi.training.batches import Batches
+from ncl_multi.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from ncl_multi.training.fit import TrainConfig
+# What may differ between the run in a folder and the one that resumes it. More steps extend it.
+_FREE = (
+    "resume", "device", "compile", "log_every", "checkpoint_every", "track", "steps", "epochs",
+)  # fmt: skip
+_ADVICE = "Choose another folder, or train anew with resume=False (--no-resume)"
 
-# What may differ between the run in a folder and the one that goes on with it.
-_FREE = ("resume", "device", "compile", "log_every", "checkpoint_every", "track")
 
+class RunFolder:
+    """The run folder: one config, one log, one checkpoint; or nothing, for a run in memory."""
 
-class Run:
-    """The run folder: one config, one log, one checkpoint."""
-
-    def __init__(self, cfg: "TrainConfig", main: bool):
-        self.cfg, self.main = cfg, main
-        self.checkpoint = cfg.out / "checkpoint.pt"
+    def __init__(self, cfg: TrainConfig, main: bool, fingerprint: str | None):
+        self.out, self.main = cfg.out, main
         self.saved_at: int | None = None
-        kept, mine = cfg.out / "config.json", as_json(cfg)
-        self.goes_on = cfg.resume and (kept.exists() or self.checkpoint.exists())
-        if self.goes_on:
+        self.resumes = False
+        if self.out is None:
+            return
+        kept = self.out / "config.json"
+        mine = as_json(cfg) | {"data_fingerprint": fingerprint}
+        self.resumes = cfg.resume and self.checkpoint.exists()
+        if self.resumes:
             _check_same_run(kept, mine)
         # All processes have looked before one of them writes.
         barrier()
-        if main and not self.goes_on:
-            self.checkpoint.unlink(missing_ok=True)
-            (cfg.out / "train.jsonl").unlink(missing_ok=True)
+        if main:
+            if not self.resumes:
+                self.checkpoint.unlink(missing_ok=True)
+                (self.out / "train.jsonl").unlink(missing_ok=True)
             with atomic(kept) as unfinished:
                 unfinished.write_text(json.dumps(mine, indent=2))
 
-    def restore(self, parts: dict[str, Any], device: torch.device) -> int:
-        """Load the checkpoint, if there is one, and return the step to go on from."""
-        found = self.goes_on and self.checkpoint.exists()
+    @property
+    def name(self) -> str:
+        return "fit" if self.out is None else self.out.name
+
+    @property
+    def checkpoint(self) -> Path:
+        if self.out is None:
+            raise ValueError("a run in memory has no checkpoint")
+        return self.out / "checkpoint.pt"
+
+    def restore(self, parts: dict[str, Any], device: torch.device, steps: int) -> int:
+        """Load the checkpoint, if there is one, and return the step to resume from."""
+        found = self.resumes
         if all_reduce_sum(torch.tensor(float(found), device=device)) not in (0, world_size()):
             raise ValueError(
-                f"only some processes find {self.checkpoint}; put --out on a disk they all share"
+                f"only some processes find {self.checkpoint}; choose a folder they all share"
             )
         if not found:
             return 0
         try:
             state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            step = state.get("step") if isinstance(state, dict) else None
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(
-                f"{self.checkpoint} cannot be read: {error}. Remove it, or use --no-resume"
+                f"{self.checkpoint} cannot be read: {error}. Remove it, or train anew with "
+                f"resume=False (--no-resume)"
             ) from error
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(
+                f"{self.checkpoint} has no step to resume from; got {step!r}. Remove it, or train "
+                f"anew with resume=False (--no-resume)"
+            )
+        if step > steps:
+            raise ValueError(
+                f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more, "
+                f"choose another folder, or train anew with resume=False (--no-resume)"
+            )
         for name, part in parts.items():
             try:
                 part.load_state_dict(state[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise ValueError(
-                    f"{self.checkpoint} does not fit this {name}: {error}. Choose another --out, "
-                    f"or --no-resume to replace it"
+                    f"{self.checkpoint} does not fit this {name}: {error}. {_ADVICE}"
                 ) from error
-        self.saved_at = state["step"]
+        self.saved_at = step
         if self.main:
-            _shorten_log(self.cfg.out / "train.jsonl", state["step"])
-            print(f"going on with {self.cfg.out} from step {state['step']}", file=sys.stderr)
-        return state["step"]
+            _shorten_log(self.checkpoint.with_name("train.jsonl"), step)
+            print(f"resuming {self.out} from step {step}", file=sys.stderr)
+        return step
 
     def save(self, parts: dict[str, Any], done: int) -> None:
-        if not all(weight.isfinite().all() for weight in parts["model"].parameters()):
+        weights = parts["model"].state_dict()
+        broken = [name for name, value in weights.items() if not value.isfinite().all()]
+        if broken:
             raise ValueError(
-                f"the weights hold NaN or infinity after step {done - 1}: lower the learning rate "
-                f"or clip gradients (--clip-grad 1). {self._last()}"
+                f"the weights hold NaN or infinity after step {done - 1} ({broken[0]}): lower the "
+                f"learning rate or clip gradients (clip_grad=1, --clip-grad 1). {self._last()}"
             )
-        if self.main:
+        if self.main and self.out is not None:
             state = {name: part.state_dict() for name, part in parts.items()}
             try:
                 with atomic(self.checkpoint) as unfinished:
@@ -91,32 +120,46 @@ class Run:
         self.saved_at = done
 
     def log(self, row: Mapping[str, float | int], bar: "tqdm") -> None:
-        if self.main:
-            with (self.cfg.out / "train.jsonl").open("a") as file:
+        if not self.main:
+            return
+        if self.out is not None:
+            with (self.out / "train.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            bar.set_postfix(
-                loss=f"{row['loss']:.3f}",
-                active=f"{row['active']:.1f}",
-                alive=f"{row['alive']:.0%}",
-                rate=f"{row['samples_per_second']:.0f}/s",
-            )
+        bar.set_postfix(
+            loss=f"{row['loss']:.3f}",
+            active=f"{row['active']:.1f}",
+            alive=f"{row['alive']:.0%}",
+            rate=f"{row['samples_per_second']:.0f}/s",
+        )
 
     def where(self, now: int, batches: Batches) -> str:
         """What a person needs who must find out why a step went wrong."""
         return f"at step {now}, rows {batches.rows(now)}. {self._last()}"
 
+    def stop_signals(self) -> AbstractContextManager[list[int]]:
+        """A list that gets the signal which asks the run to stop; in memory none is caught."""
+        return nullcontext([]) if self.out is None else stop_signals()
+
     def say_goodbye(self, done: int, steps: int) -> None:
         if self.main:
             print(
                 f"\nstopped at step {done} of {steps}, saved in {self.checkpoint}; "
-                f"run the same command again to go on",
+                f"run the same command again to resume",
                 file=sys.stderr,
             )
 
     def _last(self) -> str:
-        if self.saved_at is None:
+        if self.out is None or self.saved_at is None:
             return "There is no checkpoint yet."
         return f"The last good checkpoint is {self.checkpoint}, step {self.saved_at}."
+
+
+@contextmanager
+def open_run(cfg: TrainConfig, main: bool, fingerprint: str | None) -> Iterator[RunFolder]:
+    """The folder of a run, kept from other runs as long as this one lasts."""
+    lock = nullcontext() if cfg.out is None or not main else lock_folder(cfg.out)
+    with lock:
+        yield RunFolder(cfg, main, fingerprint)
 
 
 @contextmanager
@@ -151,21 +194,21 @@ def as_json(cfg: Any) -> dict[str, Any]:
 
 
 def _check_same_run(kept: Path, mine: dict[str, Any]) -> None:
-    advice = "Choose another --out, or --no-resume to replace it"
     try:
         theirs = json.loads(kept.read_text())
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
-            f"{kept.parent} holds a run that cannot be told apart from this one, as its config "
-            f"cannot be read: {error}. {advice}"
+            f"{kept.parent} contains a run whose config cannot be read: {error}. {_ADVICE}"
         ) from error
     differ = {
         name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
         for name in mine.keys() | theirs.keys()
         if name not in _FREE and theirs.get(name) != mine.get(name)
     }
+    if differ.pop("data_fingerprint", None) and not differ:
+        raise ValueError(f"{kept.parent} contains a run on other data. {_ADVICE}")
     if differ:
-        raise ValueError(f"{kept.parent} holds another run: {differ}. {advice}")
+        raise ValueError(f"{kept.parent} contains another run: {differ}. {_ADVICE}")
 
 
 def _shorten_log(path: Path, step: int) -> None:

@@ -16,11 +16,17 @@ transformers = pytest.importorskip("transformers")
 from PIL import Image  # noqa: E402
 from small_recipes import ROOT, lay_out  # noqa: E402
 
-from ncl_multi import fit, info_nce, top_k  # noqa: E402
+from ncl_multi import StepObjective, fit, info_nce, top_k  # noqa: E402
 from ncl_multi.adapters.clip.data import read_pairs  # noqa: E402
 from ncl_multi.adapters.clip.inputs import PixelPairs, TowerFeatures, tower_features  # noqa: E402
 from ncl_multi.adapters.clip.load import load_towers  # noqa: E402
-from ncl_multi.adapters.clip.model import ClipHeads, NonNegClip, NonNegClipLoss  # noqa: E402
+from ncl_multi.adapters.clip.model import (  # noqa: E402
+    _SQUARED_LENGTH,
+    ClipHeads,
+    NonNegClip,
+    NonNegClipLoss,
+    spectral_of_cosines,
+)
 from ncl_multi.adapters.clip.pairs import pairs_of  # noqa: E402
 from ncl_multi.adapters.clip.report import (  # noqa: E402
     both_ways,
@@ -108,7 +114,8 @@ def train_two_steps(model, towers, tmp_path):
         return info_nce(z_image, z_text, temperature=temperature, groups=groups), z_image
 
     loader = torch.utils.data.DataLoader(source, 8)
-    return fit(model, step, loader, TrainConfig(out=tmp_path / "run", steps=2, device="cpu"))
+    cfg = TrainConfig(out=tmp_path / "run", steps=2, device="cpu")
+    return fit(StepObjective(model, step), loader, cfg).model
 
 
 def check_train_save_load(towers, tmp_path):
@@ -122,10 +129,8 @@ def check_train_save_load(towers, tmp_path):
     again = NonNegClip.from_pretrained(tmp_path / "model")
     pairs = squares()
     images, texts = [pairs.open(row) for row in range(5)], pairs.captions
-    assert torch.equal(
-        again.encode_image(images, dense=True), model.encode_image(images, dense=True)
-    )
-    assert torch.equal(again.encode_text(texts, dense=True), model.encode_text(texts, dense=True))
+    assert torch.equal(again.encode(images, dense=True), model.encode(images, dense=True))
+    assert torch.equal(again.encode(texts, dense=True), model.encode(texts, dense=True))
     card = (tmp_path / "model" / "README.md").read_text()
     assert "12.5" in card
     assert "library_name: ncl_multi" in card
@@ -171,14 +176,10 @@ def test_codes_are_non_negative_unit_rows_and_sparse(open_clip_towers):
     assert codes.data.min() > 0
     lengths = np.sqrt(codes.multiply(codes).sum(axis=1))
     assert lengths[lengths > 0] == pytest.approx(1)
-    assert np.allclose(codes.toarray(), model.encode_image(
+    assert np.allclose(codes.toarray(), model.encode(
         [pairs.open(row) for row in range(len(pairs))], dense=True, batch_size=5
     ).numpy(), atol=1e-6)  # fmt: skip
-    assert model.encode_text([]).shape == (0, 64)
-
-
-def test_expansion_sets_the_width_from_the_wider_tower(open_clip_towers):
-    assert NonNegClip(open_clip_towers, expansion=72).dims == 72 * 24
+    assert model.encode([]).shape == (0, 64)
 
 
 def test_a_shared_head_standardises_both_sides_together_and_needs_one_width():
@@ -241,6 +242,55 @@ def test_loss_is_of_whole_codes_of_cut_ones_and_of_how_the_cut_ones_differ():
     loss = heads.loss(*z, t)
     assert torch.allclose(loss, naive, rtol=1e-12)
     assert torch.equal(ClipHeads(6, 5, 10).loss(*z, t), info_nce(*z, temperature=t))
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_the_spectral_part_is_its_formula_on_whole_and_on_cut_codes(k):
+    torch.manual_seed(0)
+    z = tuple(torch.rand(7, 10, dtype=torch.float64) for _ in range(2))
+    t = torch.tensor(0.3, dtype=torch.float64)
+    naive = 0.0
+    cut = [] if k is None else [(1.0, *(top_k(side, k) for side in z))]
+    for share, za, zb in [(0.3, *z), *cut]:
+        cosines = [[float(a @ b / (a.norm() * b.norm())) for b in zb] for a in za]
+        rivals = [cosines[i][j] ** 2 for i in range(7) for j in range(7) if i != j]
+        partners = [cosines[i][i] for i in range(7)]
+        naive += share * (_SQUARED_LENGTH * sum(rivals) / 42 - 2 * sum(partners) / 7)
+    with_it, without = (ClipHeads(6, 5, 10, k=k, spectral=w).loss(*z, t) for w in (2.5, 0.0))
+    assert (with_it - without).item() == pytest.approx(2.5 * naive, rel=1e-9)
+    with pytest.raises(ValueError, match="spectral must be at least 0"):
+        ClipHeads(6, 5, 10, spectral=-1.0)
+
+
+def test_the_spectral_part_does_not_know_lengths_and_survives_rows_of_zeros():
+    torch.manual_seed(0)
+    za, zb = torch.rand(7, 10, dtype=torch.float64), torch.rand(7, 10, dtype=torch.float64)
+    longer = za * torch.linspace(1, 9, 7)[:, None]
+    found = spectral_of_cosines(za, zb, 4.0).item()
+    assert spectral_of_cosines(longer, zb, 4.0).item() == pytest.approx(found, rel=1e-9)
+    none = torch.zeros(7, 10, requires_grad=True)
+    loss = spectral_of_cosines(none, zb.float(), 4.0)
+    assert loss.item() == 0.0
+    loss.backward()
+    assert none.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_heads_that_start_on_clusters_fire_the_same_dimension_for_image_and_caption(shared):
+    """Four kinds of pair, each image with two captions, and images that look like nothing else."""
+    torch.manual_seed(0)
+    y = torch.arange(80) % 4
+    image_kind, text_kind = 3 * torch.randn(4, 12), 3 * torch.randn(4, 12 if shared else 9)
+    h_image = image_kind[y] + 0.1 * torch.randn(80, 12) + 2
+    h_text = text_kind.repeat_interleave(2, dim=0) + 0.1 * torch.randn(8, text_kind.shape[1])
+    links = torch.stack([torch.arange(80).repeat(2), torch.cat([2 * y, 2 * y + 1])], dim=1)
+    heads = ClipHeads(12, text_kind.shape[1], 8 if shared else 4, shared=shared)
+    heads.centre(h_image, h_text)
+    heads.start_on_clusters(h_image, h_text, links)
+    seen, said = (z.argmax(dim=1) for z in heads(h_image, h_text[2 * y])[:2])
+    assert len(set(zip(y.tolist(), seen.tolist(), strict=True))) == 4 == len(seen.unique())
+    if not shared:
+        assert torch.equal(seen, said)
 
 
 def test_dropout_acts_in_training_only():
@@ -337,6 +387,22 @@ def test_a_folder_with_captions_is_read_and_every_tenth_image_kept_back(tmp_path
     assert train.open(0).getpixel((0, 0)) == COLOURS["red"]
 
 
+@pytest.mark.parametrize("name", ["captions.csv", "captions.txt"])
+def test_captions_are_read_as_users_write_them(tmp_path, name, capsys):
+    write_folder(tmp_path, 10)
+    (tmp_path / "captions.csv").unlink()
+    long = "very " * 30_000 + "long"
+    captions = ["une fête à la mer", long, "", *["red"] * 7]
+    lines = [f"{row}.png;{caption}" for row, caption in enumerate(captions)]
+    lines.append("2.png;said after all")
+    content = "\r\n".join(["image;caption", *lines])
+    (tmp_path / name).write_bytes(content.encode("utf-16"))
+    splits = read_pairs(str(tmp_path))
+    assert splits["train"].captions == ["une fête à la mer", long, "red"]
+    assert splits["test"].captions == ["said after all"]
+    assert "left out 1: caption is empty (line 4)" in capsys.readouterr().err
+
+
 def write_tar(path, entries):
     from io import BytesIO
 
@@ -380,12 +446,14 @@ def test_a_hub_table_is_read(tmp_path):
     [
         (
             "file,text\na.png,red\n",
-            r"must start with the line image,caption; got \['file', 'text'\]",
+            r"column 'image' of .* does not exist. Columns:\n  file: 'a.png' \(file paths\)",
         ),
-        ("image,caption\n0.png,red\n0.png, \n", r"1 lines without .* caption: line 3"),
-        ("image,caption\n0.png,red\nlost.png,red\n", r"names 1 images .*: lost.png"),
+        ("image,caption\n0.png,red\nlost.png,red\n", r"names 1 images .*: lost.png \(line 3\)"),
+        ("image,caption\n0.png,red\n../1.png,red\n", r"outside its folder: ../1.png \(line 3\)"),
+        ("image,caption\n0.png,red\n/1.png,red\n", r"outside its folder: /1.png \(line 3\)"),
         ("image,caption\n0.png,red\n", "at least 10 are needed"),
-        ("", "must start with the line image,caption; got None"),
+        ("image,caption\n0.png,red, round\n", "line 2 has 3 cells where the first line has 2"),
+        ("", "expected a line of column names"),
     ],
 )
 def test_a_captions_file_that_is_wrong_is_refused_with_its_reason(tmp_path, content, complaint):
@@ -576,6 +644,39 @@ def test_the_emoji_hold_out_a_style_and_a_fifth_of_the_emoji():
     assert not any("(Twtr)" in name for name in train.image_names + unseen.image_names)
 
 
+def test_settings_are_chosen_on_training_emoji_of_another_vendor_and_on_other_emoji():
+    import runpy
+
+    choose = runpy.run_path(str(ROOT / "evals/choose_clip.py"), run_name="eval")
+    cells = [(vendor, row) for vendor in ("Appl", "Goog", "Msft") for row in range(20)]
+    pairs = pairs_of(
+        "emoji", "train", [png("red")] * 60, [f"kind {row} ({vendor})" for vendor, row in cells],
+        [[f"kind {row}", f"kind {row}, tag"] for _, row in cells],
+        groups=torch.tensor([row for _, row in cells]),
+    )  # fmt: skip
+    image, text = torch.arange(60.0).reshape(1, 60, 1), torch.arange(40.0)[:, None]
+    splits = choose["hold_out"](TowerFeatures(pairs, image, text), "Goog")
+    assert {name: len(own) for name, own in splits.items()} == {
+        "train": 32, "style": 16, "unseen": 8,
+    }  # fmt: skip
+    groups = {name: set(own.pairs.groups.tolist()) for name, own in splits.items()}
+    assert groups["train"] == groups["style"]
+    assert not groups["train"] & groups["unseen"]
+    for name, own in splits.items():
+        vendors = {said[-5:-1] for said in own.pairs.image_names}
+        assert vendors == ({"Goog"} if name == "style" else {"Appl", "Msft"})
+        # Features followed their rows, and held-out images are searched by their label only.
+        assert own.image[0, :, 0].long().tolist() == [
+            pairs.image_names.index(said) for said in own.pairs.image_names
+        ]
+        assert own.text[:, 0].long().tolist() == [
+            pairs.captions.index(said) for said in own.pairs.captions
+        ]
+        assert any("tag" in said for said in own.pairs.captions) == (name == "train")
+    with pytest.raises(ValueError, match="vendor 'Nobody'"):
+        choose["hold_out"](TowerFeatures(pairs, image, text), "Nobody")
+
+
 def test_the_recipe_fine_tunes_cuts_and_shortens(tmp_path, monkeypatch):
     """Every figure of the table has its place, and both models that are saved give codes."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
@@ -587,13 +688,13 @@ def test_the_recipe_fine_tunes_cuts_and_shortens(tmp_path, monkeypatch):
         dims=64, k=8, shorten=16, finetune=True, steps=2, batch_size=32, device="cpu", twin=False,
     )  # fmt: skip
     clip_ncl.main(cfg)
-    (row,) = json.loads((cfg.out / "metrics.json").read_text())["NCL"].values()
+    (row,) = json.loads((cfg.out / "metrics.json").read_text())["ncl"].values()
     assert [at["k"] for at in row["curve"]] == [3, 6, 8, 16, 64]
     cut = next(at for at in row["curve"] if at["k"] == cfg.k)
     assert cut["t2i R@10"] == pytest.approx(row["t2i R@10"])
     assert row["shortened"].keys() == both_ways(*2 * [torch.eye(2)], csr_array(np.eye(2))).keys()
     widths = {"model": 64, "short": 16}
     for name, width in widths.items():
-        codes = NonNegClip.from_pretrained(cfg.out / name).encode_text(["a dog"])
+        codes = NonNegClip.from_pretrained(cfg.out / name).encode(["a dog"])
         assert codes.shape == (1, width)
         assert 0 < codes.nnz <= 8

@@ -1,5 +1,6 @@
 """Graphs: views and sampling by hand, the model, bad graphs, the recipe in a few steps."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,17 +10,21 @@ from scipy.sparse import csr_array
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn import functional as F
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import to_undirected
 
-from ncl_multi import Features
+from ncl_multi import Features, info_nce, spectral
+from ncl_multi.adapters.graph.config import GraphConfig
 from ncl_multi.adapters.graph.data import check, describe, lean, load_graph, prepare
-from ncl_multi.adapters.graph.model import ENCODERS, GraphCL, Learner, lost
+from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
+from ncl_multi.adapters.graph.objective import GraphObjective
 from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph.views import Adaptive, view
+from ncl_multi.losses import reconstruction_loss
 from ncl_multi.metrics.nodes import (
     _fewer_columns,
     agreement,
@@ -111,7 +116,7 @@ def test_a_share_to_drop_outside_zero_to_one_is_refused(graph, share):
 
 
 def test_all_neighbours_of_two_hops_give_the_codes_of_the_whole_graph(graph):
-    model = GraphCL(150, 16, hidden_dim=8)
+    model = NonNegGraph(16, in_dim=150, width=8)
     whole = model.encode(graph, dense=True)
     assert torch.allclose(model.encode(graph, dense=True, batch_size=7), whole, atol=1e-6)
 
@@ -158,14 +163,14 @@ def test_one_product_is_the_sum_of_pygs_messages(encoder):
     edges = torch.randint(40, (2, 200)).unique(dim=1)
     edges = edges[:, edges[0] != edges[1]]  # one way; `prepare` takes the others away
     x = torch.rand(40, 6, dtype=torch.float64)
-    model = GraphCL(6, 8, encoder=encoder, hidden_dim=4).double()
+    model = NonNegGraph(8, in_dim=6, encoder=encoder, width=4).double()
     messages = model.encoder.act(model.encoder(x, edges))
     torch.testing.assert_close(model._encode(x, edges), messages, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_every_encoder_gives_unit_non_negative_sparse_rows(graph, encoder):
-    codes = GraphCL(150, 32, encoder=encoder, hidden_dim=8, density=0.1).encode(graph)
+    codes = NonNegGraph(32, in_dim=150, encoder=encoder, width=8, density=0.1).encode(graph)
     assert isinstance(codes, csr_array)
     assert codes.shape == (30, 32)
     assert codes.min() >= 0
@@ -174,14 +179,14 @@ def test_every_encoder_gives_unit_non_negative_sparse_rows(graph, encoder):
 
 
 def test_sparse_features_give_the_codes_of_dense_ones(graph):
-    model = GraphCL(150, 16, hidden_dim=8).eval()
+    model = NonNegGraph(16, in_dim=150, width=8).eval()
     (dense,) = model((graph.x, graph.edge_index))
     (sparse,) = model((lean(graph.x), graph.edge_index))
     assert torch.allclose(dense, sparse, atol=1e-6)
 
 
 def test_codes_follow_the_nodes_when_these_are_renumbered(graph):
-    model = GraphCL(150, 16, hidden_dim=8)
+    model = NonNegGraph(16, in_dim=150, width=8)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
     place = order.argsort()
     moved = Data(x=graph.x[order], edge_index=place[graph.edge_index])
@@ -190,7 +195,7 @@ def test_codes_follow_the_nodes_when_these_are_renumbered(graph):
 
 
 def test_rows_choose_the_nodes_that_are_coded(graph):
-    model = GraphCL(150, 16, hidden_dim=8).eval()
+    model = NonNegGraph(16, in_dim=150, width=8).eval()
     view_of_all = (graph.x, graph.edge_index)
     rows = torch.tensor([4, 0, 29])
     za, zb = model(view_of_all, view_of_all, rows=rows)
@@ -207,50 +212,80 @@ class OneLayer(nn.Module):
         return self.conv(x, edge_index)
 
 
-def test_what_helps_to_learn_leaves_the_codes_alone(graph):
-    model = GraphCL(graph.num_features, 16, hidden_dim=8).eval()
-    learner = Learner(model, signed=True, rebuild=True).eval()
-    views = [(graph.x, graph.edge_index)] * 2
-    codes, signed, rebuilt = learner(*views)
-    for z, plain in zip(codes, model(*views), strict=True):
-        assert torch.equal(z, plain)
-    assert all(bool((z < 0).any()) for z in signed)
-    assert [pair[0].shape for pair in rebuilt] == [h.shape for h in model.embed(*views)]
-    assert Learner(model)(*views)[1:] == ((), ())
+def objective_on(graph, **options):
+    model = NonNegGraph(16, in_dim=graph.num_features, width=8)
+    still = {"drop_edges": (0.0, 0.0), "drop_features": (0.0, 0.0), "temperature": 0.5}
+    return GraphObjective(model, prepare(graph), GraphConfig(**still | options)).eval()
+
+
+def test_the_objective_is_the_contrast_of_its_views_and_what_helps(graph):
+    nodes = torch.arange(20)
+    objective = objective_on(graph, signed=2.0, reconstruction=1.5)
+    model, data = objective.model, objective.data
+    (h,) = model.represent((model.inputs(data), data.edge_index), rows=nodes)
+    z, signed = model.head(h), objective.signed(h)
+    rebuilt = objective.rebuild(F.normalize(z, dim=1))
+    expected = info_nce(z, z, temperature=0.5, within_view=True)
+    expected = expected + 2.0 * info_nce(signed, signed, temperature=0.5, within_view=True)
+    expected = expected + 1.5 * reconstruction_loss(rebuilt, h)
+    loss, codes = objective(nodes)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(codes, z)
+
+
+def test_the_objective_takes_the_spectral_loss_sampled_neighbours_and_adaptive_views(graph):
+    nodes = torch.arange(20)
+    plain = objective_on(graph, loss="spectral", signed=0.0, reconstruction=0.0)
+    (h,) = plain.model.represent(
+        (plain.model.inputs(plain.data), plain.data.edge_index), rows=nodes
+    )
+    z = plain.model.head(h)
+    assert plain(nodes)[0].item() == pytest.approx(spectral(z, z).item(), rel=1e-5)
+    everyone = objective_on(graph, neighbors=(30, 30, 30), signed=0.0, reconstruction=0.0)
+    whole = objective_on(graph, signed=0.0, reconstruction=0.0)
+    assert everyone(nodes)[0].item() == pytest.approx(whole(nodes)[0].item(), rel=1e-5)
+    adaptive = objective_on(graph, adaptive=True, drop_edges=(0.3, 0.3))
+    assert adaptive(nodes)[0].isfinite()
+
+
+def test_the_signed_twin_is_trained_without_help(graph):
+    twin = NonNegGraph(16, in_dim=graph.num_features, width=8).signed_twin()
+    objective = GraphObjective(twin, prepare(graph), GraphConfig())
+    assert objective.signed is None
+    assert objective.rebuild is None
 
 
 def test_rebuilding_teaches_the_head_and_not_the_features(graph):
-    learner = Learner(GraphCL(graph.num_features, 16, hidden_dim=8), rebuild=True)
     h = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     rebuilt = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     wanted = [row - h.mean(dim=0) for row in h]
     by_hand = sum(
         1 - (a @ b / (a.norm() * b.norm())).item() for a, b in zip(rebuilt, wanted, strict=True)
     )
-    loss = lost(rebuilt, h)
+    loss = reconstruction_loss(rebuilt, h)
     assert loss.item() == pytest.approx(by_hand / 9, rel=1e-9)
     loss.backward()
     assert h.grad is None
-    _, _, (pair,) = learner((graph.x, graph.edge_index))
-    lost(*pair).backward()
-    assert learner.model.head.out.weight.grad.abs().sum() > 0
+    assert rebuilt.grad.abs().sum() > 0
 
 
 def test_a_model_comes_back_from_disk_as_it_was(graph, tmp_path):
-    model = GraphCL(150, 16, encoder="gat", hidden_dim=8, encoder_activation="prelu", density=0.2)
+    model = NonNegGraph(
+        16, in_dim=150, encoder="gat", width=8, encoder_activation="prelu", density=0.2
+    )
     model.save_pretrained(tmp_path)
-    again = GraphCL.from_pretrained(tmp_path)
+    again = NonNegGraph.from_pretrained(tmp_path)
     assert torch.equal(again.encode(graph, dense=True), model.encode(graph, dense=True))
     assert again.head.density == 0.2
-    assert "GraphCL.from_pretrained" in (tmp_path / "README.md").read_text()
+    assert "ncl.load" in (tmp_path / "README.md").read_text()
 
 
 def test_an_encoder_of_ones_own_is_saved_and_must_be_given_again(graph, tmp_path):
-    model = GraphCL(150, 16, encoder=OneLayer(), hidden_dim=8)
+    model = NonNegGraph(16, in_dim=150, encoder=OneLayer(), width=8)
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="encoder of your own"):
-        GraphCL.from_pretrained(tmp_path)
-    again = GraphCL.from_pretrained(tmp_path, encoder=OneLayer())
+        NonNegGraph.from_pretrained(tmp_path)
+    again = NonNegGraph.from_pretrained(tmp_path, encoder=OneLayer())
     assert torch.equal(again.encode(graph, dense=True), model.encode(graph, dense=True))
 
 
@@ -265,7 +300,7 @@ def test_push_to_hub_uploads_config_weights_and_card(graph, tmp_path, monkeypatc
         "huggingface_hub.hub_mixin.HfApi.create_repo",
         lambda self, repo_id, **options: type("Repo", (), {"repo_id": repo_id}),
     )
-    GraphCL(150, 16, hidden_dim=8).push_to_hub("someone/graph")
+    NonNegGraph(16, in_dim=150, width=8).push_to_hub("someone/graph")
     assert {"config.json", "model.safetensors", "README.md"} <= set(sent)
 
 
@@ -273,7 +308,7 @@ def test_push_to_hub_uploads_config_weights_and_card(graph, tmp_path, monkeypatc
 def test_the_forward_mixes_no_devices(encoder):
     with FakeTensorMode(shape_env=ShapeEnv()):
         with torch.device("cuda"):
-            model = GraphCL(6, 8, encoder=encoder, hidden_dim=4, density=0.2)
+            model = NonNegGraph(8, in_dim=6, encoder=encoder, width=4, density=0.2)
         x = torch.rand(5, 6, device="cuda")
         edges = torch.zeros(2, 7, dtype=torch.int64, device="cuda")
         views = [view(x, edges, edges=0.0, features=0.3) for _ in range(2)]
@@ -282,7 +317,7 @@ def test_the_forward_mixes_no_devices(encoder):
 
 
 def test_encoding_leaves_the_mode_as_it_was(graph):
-    model = GraphCL(150, 16, hidden_dim=8).train()
+    model = NonNegGraph(16, in_dim=150, width=8).train()
     before = model.head.norm.mean.clone()
     model.encode(graph)
     assert model.training
@@ -297,7 +332,7 @@ def test_self_loops_directed_edges_and_isolated_nodes_are_taken_care_of(capsys):
     assert sorted(map(tuple, ready.edge_index.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert "both ways" in capsys.readouterr().err
     assert torch.equal(ready.x, torch.full((4, 2), 10.0))
-    assert GraphCL(2, 4, hidden_dim=4).encode(ready).shape == (4, 4)
+    assert NonNegGraph(4, in_dim=2, width=4).encode(ready).shape == (4, 4)
 
 
 def test_preparing_twice_changes_nothing(graph):
@@ -320,7 +355,7 @@ def test_signed_features_are_left_alone():
 
 def test_a_graph_without_edges_is_coded_node_by_node():
     data = Data(x=torch.eye(3), edge_index=torch.zeros(2, 0, dtype=torch.int64))
-    assert GraphCL(3, 4, hidden_dim=4).encode(data).shape == (3, 4)
+    assert NonNegGraph(4, in_dim=3, width=4).encode(data).shape == (3, 4)
 
 
 NONE, EDGE = torch.zeros(2, 0, dtype=torch.int64), torch.tensor([[0], [1]])
@@ -339,7 +374,10 @@ NONE, EDGE = torch.zeros(2, 0, dtype=torch.int64), torch.tensor([[0], [1]])
         (Data(x=torch.ones(2, 1), edge_index=EDGE - 1), r"got -1..0"),
         (Data(x=torch.ones(2, 1), edge_index=EDGE.float()), "must be int64"),
         (Data(x=torch.ones(2, 1), edge_index=EDGE[0]), r"\(2, edges\)"),
-        (Data(x=torch.ones(2, 1), edge_index=EDGE, y=torch.zeros(3)), "one a node, 2; got 3"),
+        (
+            Data(x=torch.ones(2, 1), edge_index=EDGE, y=torch.zeros(3)),
+            r"one per node, 2; got",
+        ),
     ],
 )
 def test_a_bad_graph_is_refused_with_what_is_wrong(data, complaint):
@@ -348,22 +386,22 @@ def test_a_bad_graph_is_refused_with_what_is_wrong(data, complaint):
 
 
 def test_a_graph_with_another_number_of_features_is_refused(graph):
-    with pytest.raises(ValueError, match="takes 7 features a node; got 150"):
-        GraphCL(7, 4).encode(graph)
+    with pytest.raises(ValueError, match="takes 7 features per node; got 150"):
+        NonNegGraph(4, in_dim=7).encode(graph)
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"encoder": "mlp"}, "gcn, gat, sage, gin"),
-        ({"hidden_dim": 0}, "hidden_dim must be at least 1"),
+        ({"width": 0}, "width must be at least 1"),
         ({"activation": "tanh"}, "activation must be one of"),
         ({"density": 0.9}, "density must lie in"),
     ],
 )
 def test_a_model_that_makes_no_sense_is_refused(options, complaint, unchecked):
     with pytest.raises(ValueError, match=complaint):
-        GraphCL(4, 8, **options)
+        NonNegGraph(8, in_dim=4, **options)
 
 
 # Data from anywhere
@@ -377,10 +415,33 @@ def test_a_saved_graph_is_read_without_running_code(graph, tmp_path):
     with pytest.raises(ValueError, match="it was not read"):
         load_graph(str(tmp_path / "evil.pt"))
     (tmp_path / "cut.pt").write_bytes((tmp_path / "graph.pt").read_bytes()[:200])
-    with pytest.raises(ValueError, match="no saved Data object"):
+    with pytest.raises(ValueError, match=r"cut.pt was not written by torch.save, was cut short"):
         load_graph(str(tmp_path / "cut.pt"))
     with pytest.raises(FileNotFoundError, match="write one with"):
         load_graph(str(tmp_path / "missing.pt"))
+
+
+def test_graphs_of_users_are_read_and_made_ready(tmp_path, capsys):
+    networkx = pytest.importorskip("networkx")
+    ring = networkx.cycle_graph(12)
+    (tmp_path / "edges.csv").write_text("".join(f"{a},{b}\n" for a, b in ring.edges))
+    networkx.write_graphml(ring, tmp_path / "ring.graphml")
+    expected = prepare(ring)
+    assert expected.x.shape == (12, 48)
+    for name in ("edges.csv", "ring.graphml"):
+        source = load_graph(str(tmp_path / name))
+        ready = prepare(source)
+        assert torch.equal(ready.x, expected.x)
+        both_ways = {*map(tuple, expected.edge_index.T.tolist())}
+        assert {*map(tuple, ready.edge_index.T.tolist())} == both_ways
+        assert describe(name, ready, source)[0][3] == "node 3"
+    assert "small graph of 12 nodes" in capsys.readouterr().err
+    matrix = csr_array(networkx.to_scipy_sparse_array(ring))
+    assert torch.equal(prepare(matrix).x, expected.x)
+    torch.save(Data(edge_index=expected.edge_index, num_nodes=12), tmp_path / "bare.pt")
+    assert load_graph(str(tmp_path / "bare.pt")).x.shape == (12, 48)
+    with pytest.raises(FileNotFoundError, match="does not exist; graphs are files that end in"):
+        load_graph(str(tmp_path / "missing.csv"))
 
 
 def test_any_pyg_dataset_is_found_by_name():
@@ -461,7 +522,7 @@ def test_the_strongest_dimension_is_the_cluster():
 
 
 def short(tmp_path: Path, **options) -> graph_ncl.Config:
-    small = {"steps": 3, "dims": 16, "hidden": 8, "density": 0.2, "device": "cpu", "batch_size": 20}
+    small = {"steps": 3, "dims": 16, "width": 8, "density": 0.2, "device": "cpu", "batch_size": 20}
     return graph_ncl.Config(out=tmp_path / "run", **small | options)
 
 
@@ -469,13 +530,16 @@ def test_the_recipe_writes_a_whole_run_with_its_twin(graph, tmp_path):
     torch.save(graph, tmp_path / "graph.pt")
     rows = graph_ncl.main(short(tmp_path, data=str(tmp_path / "graph.pt")))
     assert set(rows) == {"ncl", "twin"}
-    assert rows["twin"]["sparsity"] < 0.1 < rows["ncl"]["sparsity"]
-    for folder in (tmp_path / "run", tmp_path / "run" / "twin"):
-        for name in ("config.json", "train.jsonl", "metrics.json", "model/model.safetensors"):
+    assert rows["twin"]["all"]["sparsity"] < 0.1 < rows["ncl"]["all"]["sparsity"]
+    run = tmp_path / "run"
+    assert json.loads((run / "metrics.json").read_text()) == rows
+    for folder in (run, run / "twin"):
+        for name in ("config.json", "train.jsonl", "model/model.safetensors"):
             assert (folder / name).exists(), name
-        assert {path.stem for path in (folder / "features").iterdir()} == {"encoder", "head"}
-    assert (tmp_path / "run" / "atlas.html").exists()
-    head = Features.load(tmp_path / "run" / "features" / "head.safetensors")
+        files = {path.stem for path in (folder / "features").iterdir()}
+        assert files == {"all_encoder", "all_head"}
+    assert (run / "atlas.html").exists()
+    head = Features.load(run / "features" / "all_head.safetensors")
     assert head.items[10] == "class 1, node 10"
     assert head.about["output"] == "head"
 
@@ -492,23 +556,19 @@ def test_the_recipe_writes_a_whole_run_with_its_twin(graph, tmp_path):
 def test_the_recipe_trains_every_way_it_offers(graph, tmp_path, options):
     torch.save(Data(x=graph.x, edge_index=graph.edge_index), tmp_path / "graph.pt")
     cfg = short(tmp_path, data=str(tmp_path / "graph.pt"), twin=False, **options)
-    rows = graph_ncl.main(cfg)
-    assert "encoder acc" not in rows["ncl"], "there are no labels"
-    assert rows["ncl"]["alive"] > 0.5
+    row = graph_ncl.main(cfg)["ncl"]["all"]
+    assert "encoder_accuracy" not in row, "there are no labels"
+    assert row["alive"] > 0.5
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(graph, tmp_path):
-    torch.save(graph, tmp_path / "graph.pt")
-    shared = {"data": str(tmp_path / "graph.pt"), "twin": False, "neighbors": (2, 2), "steps": 4}
-    data = prepare(graph)
-    items, classes = describe("mine", data, graph)
-    whole = graph_ncl.complete(short(tmp_path / "whole", **shared), 30)
-    graph_ncl.run(whole, data, items, classes)
+def test_a_killed_run_resumes_to_the_same_weights(graph, tmp_path):
+    cfg = GraphConfig(steps=4, device="cpu", batch_size=20, neighbors=(2, 2), checkpoint_every=2)
+    fresh = {"width": 8, "density": 0.2}
+    whole = NonNegGraph(16, **fresh).fit(graph, cfg)
 
     class KilledError(Exception):
         pass
 
-    cut = graph_ncl.complete(short(tmp_path / "cut", **shared, checkpoint_every=2), 30)
     calls = []
 
     def dies(*args, **options):
@@ -518,25 +578,27 @@ def test_a_killed_run_goes_on_to_the_same_weights(graph, tmp_path):
         return view(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ncl_multi.adapters.graph.views.view", dies)
+        patch.setattr("ncl_multi.adapters.graph.objective.view", dies)
         with pytest.raises(KilledError):
-            graph_ncl.run(cut, data, items, classes)
-    graph_ncl.run(cut, data, items, classes)
-    first, second = (
-        GraphCL.from_pretrained(tmp_path / name / "run" / "model") for name in ("whole", "cut")
-    )
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+            NonNegGraph(16, **fresh).fit(graph, cfg, out=tmp_path / "run")
+    NonNegGraph(16, **fresh).fit(graph, cfg, out=tmp_path / "run")
+    again = NonNegGraph.from_pretrained(tmp_path / "run")
+    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_settings_left_open_are_graces():
-    cfg = graph_ncl.complete(graph_ncl.Config(data="citeseer"), nodes=3327)
-    assert (cfg.lr, cfg.hidden, cfg.temperature) == (1e-3, 256, 0.9)
-    assert (cfg.drop_edges, cfg.drop_features) == ((0.2, 0.0), (0.3, 0.2))
-    assert cfg.batch_size == 256
-    assert cfg.density == 130 / 3327
-    assert graph_ncl.complete(graph_ncl.Config(data="pubmed"), nodes=19717).density == 0.016
-    assert graph_ncl.complete(graph_ncl.Config(k=8), nodes=3327).density is None
-    assert graph_ncl.complete(graph_ncl.Config(activation="softplus"), nodes=3327).density is None
-    assert graph_ncl.complete(graph_ncl.Config(lr=0.1), nodes=30).lr == 0.1
-    assert graph_ncl.complete(graph_ncl.Config(epochs=3), nodes=30).steps is None
+def test_the_density_left_open_follows_from_the_number_of_nodes(graph):
+    def density(**options):
+        model = NonNegGraph(16, width=8, **options).fit(graph, steps=1, device="cpu")
+        return model.head.density
+
+    assert density() == 0.5
+    assert density(k=4) is None
+    assert density(activation="softplus") is None
+    assert density(density=0.1) == 0.1
+
+
+def test_presets_are_graces():
+    citeseer = graph_ncl.PRESETS["citeseer"]
+    assert (citeseer.lr, citeseer.width, citeseer.temperature) == (1e-3, 256, 0.9)
+    assert (citeseer.drop_edges, citeseer.drop_features) == ((0.2, 0.0), (0.3, 0.2))

@@ -8,19 +8,19 @@ import textwrap
 
 import pytest
 import torch
-from test_wrap import SENTENCES, tiny_bert, tiny_tokenizer
+from tiny_text import SENTENCES, tiny_bert, tiny_tokenizer
 from torch import nn
 from torch.nn import functional as F
 
 pytest.importorskip("sentence_transformers")
 
 import ncl_multi as ncl
+from ncl_multi.adapters.sentence.config import SentenceConfig
+from ncl_multi.adapters.sentence.corpus import Corpus, Neighbours, nearest
 from ncl_multi.adapters.sentence.data import (
-    Corpus,
-    Neighbours,
-    nearest,
     passages_of,
     plain,
+    read_corpus,
     read_examples,
 )
 from ncl_multi.adapters.sentence.export import (
@@ -28,15 +28,15 @@ from ncl_multi.adapters.sentence.export import (
     export_sentence_transformers,
 )
 from ncl_multi.adapters.sentence.objective import (
-    Learner,
     NonNegLoss,
+    SentenceObjective,
     SparseAutoencoder,
-    agree,
     at_each_k,
     contrast,
 )
 from ncl_multi.adapters.sentence.report import compare, principal_axes
 from ncl_multi.data import stsb
+from ncl_multi.losses import correlation_loss
 
 # What the libraries say about themselves.
 pytestmark = [
@@ -66,7 +66,9 @@ def test_agree_is_one_minus_pearsons_correlation():
         float(F.normalize(a, dim=0) @ F.normalize(b, dim=0)) for a, b in zip(ha, hb, strict=True)
     ]
     by_hand = 1 - torch.corrcoef(torch.tensor([got, want]))[0, 1].item()
-    assert agree(za, zb, F.cosine_similarity(ha, hb)).item() == pytest.approx(by_hand, rel=1e-6)
+    assert correlation_loss(za, zb, F.cosine_similarity(ha, hb)).item() == pytest.approx(
+        by_hand, rel=1e-6
+    )
 
 
 def test_agree_does_not_see_scale_and_offset_of_cosines():
@@ -74,12 +76,12 @@ def test_agree_does_not_see_scale_and_offset_of_cosines():
     far = F.normalize(h + 3, dim=1)
     pairs = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 3, 2])
     wanted = torch.tensor([5.0, 5.0, 1.0, 1.0])
-    assert agree(far[pairs[0]], far[pairs[1]], wanted).item() == pytest.approx(0)
+    assert correlation_loss(far[pairs[0]], far[pairs[1]], wanted).item() == pytest.approx(0)
 
 
 def test_agree_of_pairs_without_spread_has_finite_gradients():
     za = torch.zeros(3, 4, requires_grad=True)
-    agree(za, torch.zeros(3, 4), torch.ones(3)).backward()
+    correlation_loss(za, torch.zeros(3, 4), torch.ones(3)).backward()
     assert za.grad.isfinite().all()
 
 
@@ -122,11 +124,12 @@ def test_passages_of_documents_stand_for_what_may_be_asked(tmp_path):
 def test_no_sentence_that_is_judged_is_trained_on(tmp_path):
     judged = {plain(s) for split in ("dev", "test") for side in stsb(split)[:2] for s in side}
     (tmp_path / "pairs.csv").write_text(
-        f'anchor,positive\na small cat,the small cat\n"{stsb("test")[0][0].upper()} !",another\n'
+        "anchor,positive\na small cat,the small cat\na small dog,the small dog\n"
+        f'"{stsb("test")[0][0].upper()} !",another\n'
     )
-    corpus = Corpus.read(str(tmp_path / "pairs.csv"), None, "stsb")
+    corpus = read_corpus(str(tmp_path / "pairs.csv"), None, "stsb")
     assert corpus.sentences[:2] == ["a small cat", "the small cat"]
-    assert corpus.examples.tolist() == [[0, 1]]
+    assert corpus.examples.tolist() == [[0, 1], [2, 3]]
     assert len(corpus.pairs) == len(corpus.scores) > 5000
     assert not judged & set(map(plain, corpus.sentences))
 
@@ -160,12 +163,89 @@ def test_codes_are_cut_to_each_k():
 
 
 def test_k_comes_down_over_the_first_seventy_percent():
-    learner = Learner(ncl.NonNegHead(4, 64), (4, 8), start=4.0)
+    corpus = Corpus.of(SENTENCES)
+    config = SentenceConfig(anneal_k=4.0)
+    learner = SentenceObjective(ncl.NonNegHead(4, 64), corpus, torch.rand(6, 4), (4, 8), config)
     seen = []
     for progress in (0.0, 0.35, 0.7, 1.0):
         learner.anneal(progress)
         seen.append(list(learner.ks))
     assert seen == [[16, 32], [8, 16], [4, 8], [4, 8]]
+
+
+def objective(corpus, h, ks=(2, 4), **options):
+    """An objective without dropout on a head that is not trained."""
+    torch.manual_seed(0)
+    still = {"dropout": 0.0, "contrast": 0.0, "correlation": 0.0}
+    head = ncl.NonNegHead(h.shape[1], 16).double()
+    return SentenceObjective(head, corpus, h, ks, SentenceConfig(**still | options))
+
+
+def test_the_objective_weighs_few_dimensions_more_and_sums_its_terms():
+    corpus = Corpus.of([("a", "b", "c"), ("d", "e", "f"), ("g", "h", "i"), ("j", "k", "l")])
+    h, batch = rows(0, 12, 8), corpus.examples
+    made = objective(corpus, h, contrast=2.0, reconstruction=0.5)
+    made.double()
+    loss, z = made(batch)
+    by_hand = 0.0
+    for k, weight in ((2, 2.0), (4, 1.0)):
+        cut = ncl.top_k(z, k)
+        columns, texts = cut.chunk(3), batch[:, 1:].T.flatten()
+        part = 2.0 * contrast(columns, temperature=0.05, groups=texts)
+        rebuilt = made.rebuild(cut)
+        part = part + 0.5 * (rebuilt - h[batch.T.flatten()]).square().mean()
+        by_hand += weight * part.item() / 2
+    assert loss.item() == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_single_sentences_are_contrasted_with_a_noisy_copy():
+    corpus = Corpus.of(SENTENCES)
+    made = objective(corpus, rows(0, 6, 8), contrast=1.0, dropout=0.3)
+    loss, z = made(corpus.examples)
+    assert len(z) == 12
+    assert not torch.equal(z[:6], z[6:])
+    assert loss.isfinite()
+
+
+def test_scores_and_the_encoders_cosines_are_correlations():
+    scored = [(("a", "b"), 5.0), (("a", "c"), 1.0), (("b", "c"), 2.0)]
+    corpus = Corpus.of([("a", "b"), ("c", "d")], scored)
+    h = rows(0, 4, 8)
+    torch.manual_seed(1)
+    made = objective(corpus, h, ks=None, scored=0.7)
+    torch.manual_seed(2)
+    loss, z = made(corpus.examples)
+    torch.manual_seed(2)
+    _, _, scores = corpus.draw_pairs(4)
+    left, right = z[4:8], z[8:12]
+    assert loss.item() == pytest.approx(
+        0.7 * correlation_loss(left, right, scores).item(), rel=1e-6
+    )
+    with_cosines = objective(corpus, h, ks=None, correlation=1.0, neighbours=2)
+    assert 0 <= with_cosines(corpus.examples)[0].item() <= 2
+
+
+def test_the_encoder_is_trained_if_asked_for():
+    model = tiny_model()
+    before = model.encoder.model.embeddings.word_embeddings.weight.clone()
+    model.fit(SENTENCES, finetune=True, steps=2, batch_size=3, device="cpu", ema=None)
+    assert not torch.equal(model.encoder.model.embeddings.word_embeddings.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("examples", "complaint"),
+    [
+        ([], "needs a list of texts"),
+        ("one text", "needs a list of texts"),
+        (["one"], "at least two examples"),
+        (["a", ("b", "c")], "row 1 has 2"),
+        (["a", 5], "row 1 must be a text"),
+        ([("a", "b"), ("a", "")], "row 1 has an entry that is not text"),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused_with_their_row(examples, complaint, unchecked):
+    with pytest.raises(ValueError, match=complaint):
+        Corpus.of(examples)
 
 
 def test_the_loss_trains_a_stock_model_through_its_own_name():
@@ -200,30 +280,43 @@ def test_principal_axes_are_those_of_the_largest_variance():
     torch.testing.assert_close(mean, (h + 5).mean(dim=0))
 
 
-def test_examples_are_read_from_csv_and_jsonl(tmp_path):
+def test_examples_are_read_from_csv_and_jsonl_and_described(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("id,anchor,positive\n1,a cat,the cat\n2,a dog,the dog\n")
-    lines = [{"x": "a", "y": "b", "z": "c", "score": 1}, {"x": "d", "y": "e", "z": "f", "score": 0}]
+    lines = [
+        {"x": "a", "y": "b", "z": "c", "score": 1},
+        {"x": "d", "y": "e", "z": "f", "score": 0},
+        {"x": "g", "y": "", "z": "h", "score": 0},
+    ]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert read_examples(tmp_path / "a.csv") == [("a cat", "the cat"), ("a dog", "the dog")]
-    assert read_examples(tmp_path / "b.jsonl") == [("a", "b", "c"), ("d", "e", "f")]
+    examples = read_examples(tmp_path / "b.jsonl", ["x", "y", "z"])
+    assert examples == [("a", "b", "c"), ("d", "e", "f")]
+    said = capsys.readouterr().err
+    assert "2 rows, columns anchor, positive\n  example, line 2: 'a cat' | 'the cat'" in said
+    assert "left out 1: y is empty (line 3)" in said
+    assert "every row counts as a match, whatever its score" in said
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "anchor,positive\nx,y\nz,\n", "row 1 of .* lacks one of anchor, positive"),
-        ("a.csv", "anchor,positive\n", "holds no rows"),
-        ("a.jsonl", '{"n": 1}', "no column of text"),
-        ("a.jsonl", '{"x": "a"}\n{"x"', "row 1 of .* is no JSON"),
-        ("a.jsonl", "\udcff", "no text in UTF-8"),
-        ("a.csv", "anchor\n\udcff\n", "no csv file"),
-        ("a.tsv", "x", "must end in .csv, .jsonl or .txt"),
+        ("a.csv", "anchor,positive\nx,y\nz\n", "line 3 has 1 cells"),
+        ("a.csv", "anchor,positive\n", "has no rows"),
+        ("a.jsonl", '{"n": 1}', "no column holds text"),
+        ("a.jsonl", '{"x": "a"}\n{"x"', "line 2 of .* is not JSON"),
+        ("a.jsonl", "\x00\udcff", "not a text file"),
+        ("a.csv", "id,x,y\n1,a b,c d\n", "columns x, y hold text; choose with --columns"),
+        ("a.doc", "x", "must end in .csv, .tsv, .jsonl"),
     ],
 )
 def test_bad_examples_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content, errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         read_examples(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"does not exist. Known names are snli"):
+        read_examples(tmp_path / "missing.csv")
+    with pytest.raises(ValueError, match="one to three columns"):
+        read_examples(tmp_path / name, ["a", "b", "c", "d"])
 
 
 def test_sentences_are_the_same_without_case_and_punctuation():
@@ -231,7 +324,7 @@ def test_sentences_are_the_same_without_case_and_punctuation():
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no compare folder"):
+    with pytest.raises(FileNotFoundError, match="has no compare folder"):
         compare(tmp_path)
 
 

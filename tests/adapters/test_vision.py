@@ -18,8 +18,9 @@ timm = pytest.importorskip("timm")
 kornia = pytest.importorskip("kornia")
 transforms = pytest.importorskip("torchvision.transforms.v2")
 
-from ncl_multi import data, info_nce, spectral  # noqa: E402
+from ncl_multi import info_nce, spectral  # noqa: E402
 from ncl_multi.adapters.vision.model import NonNegClassifier, NonNegVision, backbone, lars  # noqa: E402
+from ncl_multi.adapters.vision.objective import SimCLR, Supervised  # noqa: E402
 from ncl_multi.adapters.vision.views import Views, recolour, resampling  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -216,8 +217,8 @@ def test_a_saved_model_gives_the_same_codes(pictures, tmp_path):
     assert torch.equal(again.encode(pictures, dense=True), model.encode(pictures, dense=True))
     assert again.head.density == 0.1
     card = (tmp_path / "README.md").read_text()
-    assert "NonNegVision.from_pretrained" in card
-    assert "sparse embeddings" in card
+    assert "ncl.load" in card
+    assert "sparse-embeddings" in card
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "torchvision/resnet18", "vit_tiny_patch16_224"])
@@ -241,7 +242,7 @@ def test_wrong_names_and_pictures_are_told(pictures):
     with pytest.raises(ValueError, match="torchvision has no model 'resnet19'"):
         NonNegVision("torchvision/resnet19")
     with pytest.raises(
-        ValueError, match=r"pictures must be uint8 .* torch\.float32 \(8, 3, 32, 32\)"
+        ValueError, match=r"images must be uint8 .* torch\.float32 \(8, 3, 32, 32\)"
     ):
         small().encode(pictures / 255)
 
@@ -262,11 +263,29 @@ def test_a_classifier_returns_the_cross_entropy_of_its_codes(pictures):
     torch.manual_seed(0)
     model = NonNegClassifier("resnet-small", classes=3, dims=16, activation="relu")
     y = torch.arange(8) % 3
-    loss, z = model(pictures / 255, y)
+    same = Views(
+        32, scale=(1.0, 1.0), ratio=(1.0, 1.0), mirror=0.0, jitter_share=0.0, grey_share=0.0
+    )
+    loss, z = Supervised(model, same)((pictures, y))
+    torch.testing.assert_close(z, model.train()(pictures / 255), rtol=1e-3, atol=1e-4)
     expected = torch.nn.functional.cross_entropy(z @ model.classifier.weight.T, y)
     torch.testing.assert_close(loss, expected)
     assert (z >= 0).all()
     assert model.predict(pictures).shape == (8,)
+
+
+def test_simclr_is_info_nce_of_two_views_or_the_spectral_loss(pictures):
+    same = Views(
+        32, scale=(1.0, 1.0), ratio=(1.0, 1.0), mirror=0.0, jitter_share=0.0, grey_share=0.0
+    )
+    model = small().eval()
+    z = model(same(pictures))
+    loss, codes = SimCLR(model, same, temperature=0.3)(pictures)
+    assert len(codes) == 16
+    torch.testing.assert_close(loss, info_nce(z, z, temperature=0.3, within_view=True))
+    loss, _ = SimCLR(model, same, temperature=0.5, loss="spectral")((pictures, torch.zeros(8)))
+    unit = 2 * torch.nn.functional.normalize(z, dim=1)
+    torch.testing.assert_close(loss, spectral(unit, unit))
 
 
 def on_fake_cuda(module: torch.nn.Module, *inputs):
@@ -286,8 +305,9 @@ def test_the_forward_stays_on_its_device(activation):
         za, zb = on_fake_cuda(model, Views(32, blur_share=0.5)(torch.cat([images] * 2))).chunk(2)
         assert info_nce(za, zb, within_view=True).device.type == "cuda"
         assert spectral(za, zb).device.type == "cuda"
-        y = torch.zeros(4, dtype=torch.long, device="cuda")
-        assert on_fake_cuda(classifier, Views(32)(images), y)[0].device.type == "cuda"
+        batch = images, torch.zeros(4, dtype=torch.long, device="cuda")
+        loss, _ = on_fake_cuda(Supervised(classifier, Views(32)), batch)
+        assert loss.device.type == "cuda"
 
 
 TINY = {"data": "digits", "images": 256, "size": 8, "batch_size": 64, "dims": 32, "hidden_dim": 16}
@@ -335,7 +355,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed, one_thre
     process.communicate()
     assert not (tmp_path / "model").exists()
     assert run_here(tmp_path) == undisturbed
-    assert "going on with" in capfd.readouterr().err
+    assert "resuming" in capfd.readouterr().err
     steps = [
         json.loads(line)["step"] for line in (tmp_path / "train.jsonl").read_text().splitlines()
     ]
@@ -349,7 +369,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, undisturbed, one_thread):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert "run the same command again to go on" in said
+    assert "run the same command again to resume" in said
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
     assert 4 <= saved < 20
     assert run_here(tmp_path) == undisturbed
@@ -364,7 +384,7 @@ def test_two_processes_train_one_model(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4]
     found = json.loads((tmp_path / "metrics.json").read_text())
-    assert found["twin"]["sparsity"] < 0.1 < found["NCL"]["sparsity"]
+    assert found["twin"]["test"]["sparsity"] < 0.1 < found["ncl"]["test"]["sparsity"]
     assert (tmp_path / "atlas.html").exists()
 
 
@@ -372,7 +392,7 @@ def test_two_processes_train_one_model(tmp_path):
 def test_another_run_or_another_shape_is_refused_and_left_alone(tmp_path):
     run_here(tmp_path, steps=2)
     kept = (tmp_path / "checkpoint.pt").read_bytes()
-    with pytest.raises(ValueError, match=r"holds another run.*density"):
+    with pytest.raises(ValueError, match=r"contains another run.*density"):
         run_here(tmp_path, steps=2, density=0.2)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"dims": 16}))
@@ -388,7 +408,8 @@ def test_every_preset_and_loss_of_the_recipe_takes_a_step(tmp_path):
     for name, preset in recipe.PRESETS.items():
         loss = "info_nce" if name == "quick" else "spectral"
         cfg = replace(preset, out=tmp_path / name, loss=loss, **shrunk)
-        model = recipe.train_model(cfg, data.digits("train").first(64))
+        recipe.main(replace(cfg, twin=False, data="digits", images=64))
+        model = NonNegVision.from_pretrained(tmp_path / name)
         assert all(weight.isfinite().all() for weight in model.parameters())
         assert (model.head.norm is None) == (name != "quick")
 
@@ -401,5 +422,6 @@ def test_the_supervised_table_has_every_cell(tmp_path):
     rows = json.loads((tmp_path / "metrics.json").read_text())
     assert list(rows) == ["CE", "NCE", "CE + MLP", "NCE + MLP"]
     for row in rows.values():
-        assert {"accuracy, scratch", "accuracy, SSL"} <= set(row)
-    assert rows["NCE"]["sparsity, scratch"] > 0.2 > rows["CE"]["sparsity, scratch"]
+        assert {"accuracy_scratch", "accuracy_ssl"} <= set(row["test"])
+    sparsity = {name: row["test"]["sparsity_scratch"] for name, row in rows.items()}
+    assert sparsity["NCE"] > 0.2 > sparsity["CE"]

@@ -38,8 +38,8 @@ def test_one_line_example_runs(script, capsys):
     assert "nan" not in capsys.readouterr().out
 
 
-def test_speed_says_what_to_install_to_stand_beside():
-    need = runpy.run_path(str(ROOT / "evals/speed.py"), run_name="script")["need"]
+def test_speed_says_what_to_install_to_compare_with():
+    need = runpy.run_path(str(ROOT / "evals/speed/measure.py"), run_name="script")["need"]
     need("torch")
     with pytest.raises(SystemExit, match=r"needs no_such_rival: pip install -e '\.\[bench\]'"):
         need("torch", "no_such_rival")

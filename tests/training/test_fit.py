@@ -1,6 +1,5 @@
 """The loop: killed and resumed bit for bit, and words for everything that goes wrong."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -15,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from ncl_multi import NonNegHead, TrainConfig, fit, info_nce
+from ncl_multi import NonNegHead, StepObjective, TrainConfig, fit, info_nce
 from ncl_multi.training.batches import Batches
-from ncl_multi.training.fit import lr_factor, twin_of
+from ncl_multi.training.fit import lr_factor
 
 SCRIPT = """
 import os, sys, time
@@ -58,8 +57,9 @@ def run(out, *, pause=0.0, model=None, data=None, how=step, **options):
         time.sleep(pause)
         return how(model, batch)
 
-    cfg = TrainConfig(**({"out": Path(out), "device": "cpu", "steps": 6} | options))
-    return fit(model or network(), slow, loader() if data is None else data, cfg)
+    cfg = TrainConfig(**({"out": out, "device": "cpu", "steps": 6} | options))
+    objective = StepObjective(model or network(), slow)
+    return fit(objective, loader() if data is None else data, cfg).model
 
 
 def same(a, b):
@@ -86,16 +86,16 @@ def fill_the_disk_after(saves):
     """No file may grow past 2 kB after this many checkpoints."""
     import resource
 
-    from ncl_multi.training.run_folder import Run
+    from ncl_multi.training.run_folder import RunFolder
 
-    save = Run.save
+    save = RunFolder.save
 
     def counted(self, parts, done):
         if done > 7 * saves:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
         save(self, parts, done)
 
-    Run.save = counted
+    RunFolder.save = counted
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_run_that_was_stopped_ends_bit_for_bit_as_if_it_had_not(tmp_path, whol
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert ("run the same command again to go on" in said) == (number != signal.SIGKILL)
+    assert ("run the same command again to resume" in said) == (number != signal.SIGKILL)
     assert not (out / "final.pt").exists()
     ended = run(out, steps=30, checkpoint_every=7, log_every=5).state_dict()
     assert same(ended, whole[0])
@@ -147,7 +147,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
     run(tmp_path, steps=2)
-    with pytest.raises(ValueError, match=r"holds another run.*'lr': '0.001 there, 0.1 here'"):
+    with pytest.raises(ValueError, match=r"contains another run.*'lr': '0.001 there, 0.1 here'"):
         run(tmp_path, steps=2, lr=0.1)
     run(tmp_path, steps=2, lr=0.1, resume=False)
     assert json.loads((tmp_path / "config.json").read_text())["lr"] == 0.1
@@ -167,6 +167,71 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match="config cannot be read"):
         run(tmp_path, steps=2)
+
+
+def test_a_run_in_memory_writes_nothing_and_leaves_the_random_state_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = network()
+    torch.manual_seed(3)
+    before, handler = torch.get_rng_state(), signal.getsignal(signal.SIGINT)
+    run(None, model=model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not list(tmp_path.iterdir())
+    assert same(model.state_dict(), run(tmp_path / "kept").state_dict())
+
+
+def test_two_runs_on_different_data_give_the_same_two_models_in_both_orders():
+    data = [loader(), loader(48)]
+    forth = [run(None, data=own).state_dict() for own in data]
+    back = [run(None, data=own).state_dict() for own in reversed(data)]
+    assert not same(*forth)
+    assert same(forth[0], back[1])
+    assert same(forth[1], back[0])
+
+
+def test_a_folder_with_a_run_on_other_data_is_refused(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"contains a run on other data.*resume=False"):
+        run(tmp_path, data=loader(48))
+    other = DataLoader(TensorDataset(rows() + 1), 16, drop_last=True)
+    with pytest.raises(ValueError, match="contains a run on other data"):
+        run(tmp_path, data=other)
+
+
+def test_more_steps_extend_a_finished_run_and_fewer_are_refused(tmp_path):
+    run(tmp_path, steps=6, log_every=3)
+    run(tmp_path, steps=9, log_every=3)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 6, 9]
+    with pytest.raises(ValueError, match="has 9 steps and 4 are asked for"):
+        run(tmp_path, steps=4)
+
+
+def test_a_second_process_on_the_same_folder_is_refused(tmp_path):
+    process = start(tmp_path / "run", PAUSE="0.3")
+    wait_for(tmp_path / "run" / "checkpoint.pt", process)
+    try:
+        with pytest.raises(ValueError, match="another process is writing"):
+            run(tmp_path / "run", steps=30, checkpoint_every=7, log_every=5)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_buffers_that_are_no_numbers_stop_the_run(tmp_path):
+    def breaks(model, batch):
+        model.norm.variance.fill_(float("inf"))
+        return step(model, batch)
+
+    with pytest.raises(ValueError, match=r"NaN or infinity after step 0 .*norm"):
+        run(tmp_path, how=breaks, checkpoint_every=1)
+
+
+@pytest.mark.parametrize("options", [{"steps": -3}, {"accumulate": 0}, {"log_every": 0}])
+def test_counts_below_one_are_refused(options):
+    with pytest.raises(ValueError, match="must be at least 1; got"):
+        TrainConfig(**options)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
@@ -246,7 +311,9 @@ def test_clipping_and_the_average_of_weights_are_their_formulas(tmp_path):
     cfg = TrainConfig(
         out=tmp_path, device="cpu", steps=5, clip_grad=0.01, ema=0.8, lr=0.1, warmup=0.0
     )
-    model = fit(linear(), plain, data, cfg, optimizer=lambda ps: torch.optim.SGD(ps, 0.1))
+    model = fit(
+        StepObjective(linear(), plain), data, cfg, optimizer=lambda ps: torch.optim.SGD(ps, 0.1)
+    ).model
     for got, want in zip(model.parameters(), mean, strict=True):
         torch.testing.assert_close(got.detach(), want, rtol=1e-9, atol=1e-12)
 
@@ -266,7 +333,7 @@ def test_other_ways_to_compute_train_too(tmp_path, options, monkeypatch, uncheck
 def test_a_group_may_learn_at_its_own_rate(tmp_path):
     still = network()
     fit(
-        still, step, loader(), TrainConfig(out=tmp_path, device="cpu", steps=2),
+        StepObjective(still, step), loader(), TrainConfig(out=tmp_path, device="cpu", steps=2),
         optimizer=lambda ps: torch.optim.SGD(
             [{"params": list(ps)[:1], "lr_scale": 0.0}, {"params": list(still.out.parameters())}],
             0.1,
@@ -310,21 +377,6 @@ def test_a_loader_with_a_sampler_of_its_own_is_left_alone():
 def test_too_little_data_is_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match=r"holds 10 rows, less than one batch of 16.*--batch-size"):
         run(tmp_path, data=loader(10))
-
-
-def test_the_twin_loses_its_signs_and_nothing_else():
-    @dataclasses.dataclass(frozen=True)
-    class Config(TrainConfig):
-        activation: str = "relu"
-        density: float | None = 0.1
-        dims: int = 7
-        twin: bool = True
-
-    cfg = Config(out=Path("runs/x"), seed=4)
-    twin = twin_of(cfg)
-    assert twin == dataclasses.replace(
-        cfg, out=Path("runs/x/twin"), activation="none", density=None, twin=False
-    )
 
 
 def test_tensorboard_gets_the_log(tmp_path):

@@ -1,7 +1,5 @@
 """Readers of captioned images: emoji, Flickr8k, a captions file, webdataset tars, the hub."""
 
-import csv
-import json
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,12 +9,17 @@ import torch
 from torch import Tensor
 
 from ncl_multi.adapters.clip.pairs import HubCell, Pairs, Source, TarMember, pairs_of
+from ncl_multi.data.fetch import say
+from ncl_multi.data.members import MOST_MEMBER, check_plain
+from ncl_multi.data.tables import read_table
+from ncl_multi.files import parse_json
 
 _IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 _CAPTIONS = ("captions.csv", "captions.txt")
 _COLUMNS = ("caption", "captions", "text", "sentence", "sentences")
 _TEST_SPLITS = ("validation", "val", "dev", "test")
 _HELD_OUT_VENDOR = "Twtr"
+_MOST_CAPTION = 2**20
 
 Read = tuple[str, list[Source], list[str], list[list[str]]]
 """Name of the data, images, their names, and the captions of each."""
@@ -145,30 +148,25 @@ def _hub(data: str) -> dict[str, Pairs]:
 
 
 def _captions_file(data: str, path: Path) -> Read:
+    table = read_table(path, columns=("image", "caption"))
+    say(table.describe())
     captions: dict[str, list[str]] = {}
-    empty = []
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        if not {"image", "caption"} <= set(reader.fieldnames or ()):
-            raise ValueError(
-                f"{path} must start with the line image,caption; got {reader.fieldnames}"
-            )
-        for row in reader:
-            caption = (row["caption"] or "").strip()
-            if not caption or not row["image"]:
-                empty.append(f"line {reader.line_num}")
-            captions.setdefault(row["image"], []).append(caption)
-    if empty:
-        raise ValueError(
-            f"{path} has {len(empty)} lines without an image name or a caption: {_some(empty)}. "
-            f"Fill or delete them"
-        )
+    lines: dict[str, int] = {}
+    for line, (name, caption) in zip(table.numbers, table.rows, strict=True):
+        captions.setdefault(name, []).append(caption)
+        lines.setdefault(name, line)
     roots = [path.parent, path.parent / "images", path.parent / "Images"]
+    outside = [name for name in captions if Path(name).is_absolute() or ".." in Path(name).parts]
+    if outside:
+        raise ValueError(
+            f"{path} names {len(outside)} images outside its folder: "
+            f"{_some([f'{name} (line {lines[name]})' for name in outside])}. Move them into it"
+        )
     found = {
         name: next((root / name for root in roots if (root / name).is_file()), None)
         for name in captions
     }
-    missing = [name for name, where in found.items() if where is None]
+    missing = [f"{name} (line {lines[name]})" for name, where in found.items() if where is None]
     if missing:
         raise ValueError(
             f"{path} names {len(missing)} images that are neither beside it nor in images/: "
@@ -184,12 +182,16 @@ def _tars(data: str, tars: Sequence[Path]) -> Read:
         try:
             with tarfile.open(path, "r:") as tar:
                 for member in tar:
+                    if member.isdir():
+                        continue
                     folder, _, base = member.name.rpartition("/")
                     stem, _, kind = base.partition(".")
                     key = f"{path.name}/{folder}/{stem}" if folder else f"{path.name}/{stem}"
                     if f".{kind.lower()}" in _IMAGES:
+                        check_plain(path, member, MOST_MEMBER)
                         images[key] = TarMember(path, member.offset_data, member.size)
                     elif kind in ("txt", "json"):
+                        check_plain(path, member, _MOST_CAPTION)
                         said = tar.extractfile(member).read().decode()  # type: ignore[union-attr]
                         captions[key] = [_caption(said, kind, key)]
         except tarfile.ReadError as error:
@@ -211,8 +213,8 @@ def _caption(said: str, kind: str, key: str) -> str:
     if kind == "txt":
         return said.strip()
     try:
-        return str(json.loads(said)["caption"]).strip()
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        return str(parse_json(said, f"{key}.json")["caption"]).strip()
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f'{key}.json must be an object with "caption"; got {said[:80]!r}'
         ) from error

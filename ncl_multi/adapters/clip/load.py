@@ -13,6 +13,8 @@ from ncl_multi.adapters.clip.towers import (
     OpenClipTowers,
     Towers,
     build_open_clip,
+    check_open_clip,
+    no_remote_code,
     processors_of,
 )
 
@@ -42,18 +44,20 @@ def load_towers(name: str = DEMO, *, image_size: int | None = None) -> Towers:
     - `hf-hub:<name>`: an open_clip model on the hub;
     - `hf:<name or folder>`: a Hugging Face CLIP or SigLIP model.
 
-    `image_size` sets the side of the images of a timm or open_clip image tower.
+    `image_size` sets the side of the images of a timm or open_clip image tower. Towers that bring
+    code of their own are refused.
     """
-    if name.startswith("hf:"):
-        source = name.removeprefix("hf:")
-        model = transformers.AutoModel.from_pretrained(source)
-        return HuggingFaceTowers(name, model, *processors_of(source))
-    if name == DEMO:
-        return _demo_towers(image_size)
-    if "+" in name:
-        image, text = name.split("+", 1)
-        return _two_towers(name, image, text, image_size=image_size, pretrained=True)
-    return _open_clip_towers(name, image_size)
+    with no_remote_code():
+        if name.startswith("hf:"):
+            source = name.removeprefix("hf:")
+            model = transformers.AutoModel.from_pretrained(source, trust_remote_code=False)
+            return HuggingFaceTowers(name, model, *processors_of(source))
+        if name == DEMO:
+            return _demo_towers(image_size)
+        if "+" in name:
+            image, text = name.split("+", 1)
+            return _two_towers(name, image, text, image_size=image_size, pretrained=True)
+        return _open_clip_towers(name, image_size)
 
 
 def _open_clip_towers(name: str, image_size: int | None) -> OpenClipTowers:
@@ -63,8 +67,9 @@ def _open_clip_towers(name: str, image_size: int | None) -> OpenClipTowers:
         _check_known("--model", model_name, open_clip.list_models())
         if tag:
             _check_known("weights", tag, open_clip.list_pretrained_tags_by_model(model_name))
-    model = open_clip.create_model(model_name, pretrained=tag or None, force_image_size=image_size)
     config = open_clip.get_model_config(model_name)
+    check_open_clip(config, model_name)
+    model = open_clip.create_model(model_name, pretrained=tag or None, force_image_size=image_size)
     if image_size is not None:
         config["vision_cfg"]["image_size"] = image_size
     return OpenClipTowers(model_name, model, config, open_clip.get_tokenizer(model_name))
@@ -78,7 +83,7 @@ def _two_towers(
     with torch.device("meta"):
         blank: Any = timm.create_model(image)
     own = blank.pretrained_cfg
-    text_config = transformers.AutoConfig.from_pretrained(text)
+    text_config = transformers.AutoConfig.from_pretrained(text, trust_remote_code=False)
     pool = getattr(blank, "global_pool", "avg")
     config: dict[str, Any] = {
         # With this width open_clip leaves the pooled text feature as it is.

@@ -15,6 +15,7 @@ from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
 from ncl_multi.data.folders import Image, on_white
+from ncl_multi.files import open_picture
 
 # What Pillow raises at bytes that are no image, or half of one.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
@@ -126,9 +127,12 @@ class Pairs:
         )
 
     def fingerprint(self) -> str:
-        """A hash of what the images are called and what the captions say."""
+        """A hash of the images' names and content, and of the captions."""
         said = json.dumps([self.name, self.split, self.image_names, self.captions])
-        return hashlib.sha256(said.encode()).hexdigest()
+        digest = hashlib.sha256(said.encode())
+        for source in self.images:
+            digest.update(_identity(source))
+        return digest.hexdigest()
 
 
 def pairs_of(
@@ -153,6 +157,54 @@ def pairs_of(
     )  # fmt: skip
 
 
+def as_pairs(data: Any) -> Pairs:
+    """`Pairs` as they are, or made of a list of (image, caption or captions)."""
+    if isinstance(data, Pairs):
+        return data
+    if isinstance(data, str | bytes) or not isinstance(data, Sequence):
+        raise ValueError(
+            f"fit takes Pairs or a list of (image, caption); got {type(data).__name__}. "
+            f"read_pairs reads a folder"
+        )
+    images: list[Source] = []
+    captions: list[list[str]] = []
+    for row, pair in enumerate(data):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"row {row} must be an (image, caption) pair; got {str(pair)[:60]}")
+        image, said = pair
+        texts = [said] if isinstance(said, str) else list(said)
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError(f"row {row} must have a caption; got {str(said)[:60]!r}")
+        if isinstance(image, Image.Image):
+            file = io.BytesIO()
+            image.save(file, "PNG")
+            image = file.getvalue()
+        if not isinstance(image, str | Path | bytes):
+            raise ValueError(
+                f"row {row} must have a PIL image, a file or bytes; got {type(image).__name__}"
+            )
+        images.append(Path(image) if isinstance(image, str) else image)
+        captions.append(texts)
+    names = [str(image) if isinstance(image, Path) else f"image {n}" for n, image in
+             enumerate(images)]  # fmt: skip
+    return pairs_of("pairs", "train", images, names, captions)
+
+
+def _identity(source: Source) -> bytes:
+    """Bytes that differ where the picture does."""
+    if isinstance(source, HubCell):
+        return f"{source.table._fingerprint}/{source.column}/{source.row}".encode()
+    if isinstance(source, TarMember):
+        with source.tar.open("rb") as file:
+            file.seek(source.offset)
+            return hashlib.sha256(file.read(source.size)).digest()
+    try:
+        content = source if isinstance(source, bytes) else source.read_bytes()
+    except OSError:
+        return b"unreadable"
+    return hashlib.sha256(content).digest()
+
+
 def _decode(source: Source) -> Image.Image:
     if isinstance(source, TarMember):
         with source.tar.open("rb") as file:
@@ -161,6 +213,6 @@ def _decode(source: Source) -> Image.Image:
     elif isinstance(source, HubCell):
         cell = source.table[source.row][source.column]
         source = cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
-    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+    with open_picture(source) as image:
         image.load()
         return on_white(image)

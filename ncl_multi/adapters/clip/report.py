@@ -1,9 +1,9 @@
 """How good, how sparse and how readable the codes of images and captions are."""
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,23 +13,27 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+from ncl_multi.adapters.clip.config import ClipConfig
 from ncl_multi.adapters.clip.inputs import TowerFeatures
 from ncl_multi.adapters.clip.model import ClipHeads, NonNegClip
-from ncl_multi.adapters.clip.pairs import Image, Pairs
+from ncl_multi.adapters.clip.pairs import Pairs
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.names import name_dimensions
-from ncl_multi.codes.shorten import shorten
+from ncl_multi.data.pictures import thumbnail
 from ncl_multi.head import SIGNED, top_k
 from ncl_multi.metrics import readability, retrieval
 from ncl_multi.metrics.codes import Codes
 from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
-from ncl_multi.report import write_json
+from ncl_multi.report import table, write_json
 
+SHOWN = (
+    "t2i R@1", "t2i R@10", "t2i median rank", "i2t R@1", "i2t R@10", "i2t median rank",
+    "zero-shot %", "image active %", "text active %", "alive", "class consistency",
+)  # fmt: skip
 TEMPLATES = ("{}", "an emoji of {}", "a picture of {}")
 _CURVE = (16, 64)
 _SHARES = (0.05, 0.1, 1.0)
 _ROWS_AT_ONCE = 1024
-_THUMBNAIL = 96
 
 
 @torch.no_grad()
@@ -161,28 +165,72 @@ def describe_dimensions(
 
 
 def write_report(
+    models: Mapping[str, NonNegClip],
+    splits: Mapping[str, Pairs],
+    config: ClipConfig,
+    *,
+    keep: int | None = None,
+) -> dict[str, Any]:
+    """Measure every model on every split but `train`; write codes, figures and names.
+
+    Dimensions are named by the training captions. `keep` also measures the `ncl` model shortened to
+    so many dimensions, and saves it. What belongs to a model other than `ncl` is written to a
+    folder of its name.
+    """
+    if config.out is None:
+        raise ValueError("a report needs a folder: set out")
+    figures: dict[str, Any] = {}
+    for name, model in models.items():
+        own = replace(config, out=config.out if name == "ncl" else config.out / name)
+        inputs = {split: model.tower_features(pairs, own) for split, pairs in splits.items()}
+        named_by = inputs.pop("train")
+        shorter = keep if name == "ncl" else None
+        figures[name] = _report(model, inputs, named_by, cast(Path, own.out), own.seed, shorter)
+    write_json(config.out / "metrics.json", figures)
+    for split in next(iter(figures.values())):
+        rows = {
+            name: {m: own[split][m] for m in SHOWN if m in own[split]}
+            for name, own in figures.items()
+        }
+        table(f"{splits[split].name}, {split}", rows)
+        less = truncation_rows(figures.get("ncl", {}).get(split, {}), keep)
+        if less:
+            table("ncl with fewer entries or dimensions", less)
+    return figures
+
+
+def truncation_rows(row: Mapping[str, Any], keep: int | None) -> dict[str, dict[str, float]]:
+    """Retrieval with the largest k entries of a row, and of the shortened model."""
+    rows = {f"{at['k']} largest entries": at for at in row.get("curve", ())}
+    if "shortened" in row:
+        rows[f"{keep} dimensions kept"] = row["shortened"]
+    return {
+        name: {m: own[m] for m in ("t2i R@1", "t2i R@10", "i2t R@1", "i2t R@10")}
+        for name, own in rows.items()
+    }
+
+
+def _report(
     model: NonNegClip,
     judged: Mapping[str, TowerFeatures],
     named_by: TowerFeatures,
     out: Path,
-    about: Mapping[str, Any],
-    keep: int | None = None,
+    seed: int,
+    keep: int | None,
 ) -> dict[str, dict[str, Any]]:
-    """Judge every split and write the model, its codes and what its dimensions mean to `out`.
-
-    Dimensions are named by the captions of `named_by`, which should be many. `keep` also judges the
-    model shortened to so many dimensions, chosen by the codes of `named_by`, and saves it.
-    """
+    """Figures of one model; its codes, names and weights are written to `out`."""
 
     def encode_text(texts: Sequence[str]) -> Tensor:
-        return torch.as_tensor(model.encode_text(texts, dense=True))
+        return torch.as_tensor(model.encode(texts, dense=True))
 
     figures = {}
+    about = {"model": model.towers.name, "seed": seed}
+    about["activation"] = model.heads.image.activation
     ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
     # Wide codes take minutes.
     with tqdm(total=2 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
         train_codes = codes(model.heads, named_by)
-        short = None if keep is None else shorten(model, keep, list(train_codes))
+        short = None if keep is None else model.shorten(keep, list(train_codes))
         bar.update()
         for split, features in judged.items():
             row, (z_image, z_text) = judge(model.heads, features, encode_text)
@@ -194,7 +242,7 @@ def write_report(
                 row["shortened"] = both_ways(*codes(short.heads, features), relevant)
             figures[split] = row
             for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
-                codes_of_side.save(out / "features" / f"{split}_{side}.safetensors")
+                codes_of_side.save(out / "features" / f"{split}_{side}_head.safetensors")
             bar.update()
         write_json(out / "dimensions.json", describe_dimensions(*train_codes, named_by.pairs))
         bar.update()
@@ -221,7 +269,7 @@ def _to_features(
         y=pairs.y,
         items=pairs.image_names,
         about=about | {"side": "image"},
-        thumbnails=[_thumbnail(pairs.open(row)) for row in range(len(pairs))],
+        thumbnails=[thumbnail(pairs.open(row), "JPEG", 96) for row in range(len(pairs))],
     )
     text = Features(z_text, items=pairs.captions, about=about | {"side": "text"})
     return {"image": image, "text": text}
@@ -236,10 +284,3 @@ def _strongest(z: csr_array, top: int) -> Iterator[list[int]]:
     for start, end in zip(columns.indptr, columns.indptr[1:], strict=False):
         order = np.argsort(-columns.data[start:end], kind="stable")[:top]
         yield columns.indices[start:end][order].tolist()
-
-
-def _thumbnail(image: Image.Image) -> bytes:
-    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    encoded = io.BytesIO()
-    image.save(encoded, "JPEG", quality=80)
-    return encoded.getvalue()

@@ -5,8 +5,10 @@ image and a list of texts, `image` and `text` turn batches of those into feature
 all that `Towers.load` needs, but for the weights, which travel with the heads.
 """
 
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,31 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ncl_multi.adapters.sentence.encoder import fingerprint
+from ncl_multi.files import check_keys, check_no_code, parse_json, read_bytes, read_json
 
 try:
     import open_clip
+    import timm
     import transformers
+    from open_clip.coca_model import MultimodalCfg
     from open_clip.transform import PreprocessCfg, image_transform_v2
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "needs open_clip and transformers: pip install 'ncl-multi[clip]'"
+        "needs open_clip, timm and transformers: pip install 'ncl-multi[clip]'"
     ) from error
 
 Pixels = Float[Tensor, "n c h w"]
 Tokens = Int[Tensor, "n length"]
+
+_SUFFIXES = {".codes", ".jinja", ".json", ".model", ".spm", ".txt"}
+"""Endings of settings and vocabularies, which is all that `save` writes."""
+_WIDEST = 2**16
+_LOCAL = {"trust_remote_code": False, "local_files_only": True}
+# What libraries raise at settings that make no model.
+_MISFITS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class Towers(nn.Module):
@@ -63,10 +78,17 @@ class Towers(nn.Module):
 
     @staticmethod
     def load(folder: Path) -> "Towers":
-        """Towers as `save` left them, with random weights."""
-        if (folder / "open_clip_config.json").exists():
-            return OpenClipTowers.load(folder)
-        return HuggingFaceTowers.load(folder)
+        """Towers as `save` left them, with random weights.
+
+        The folder may come from anyone: it runs no code, asks nothing and fetches nothing.
+        """
+        check_no_code(folder, _SUFFIXES)
+        kind = OpenClipTowers if (folder / "open_clip_config.json").exists() else HuggingFaceTowers
+        try:
+            with no_remote_code():
+                return kind.load(folder)
+        except _MISFITS as error:
+            raise ValueError(f"no towers can be made from {folder}: {error}") from error
 
     def fingerprint(self) -> str:
         """A hash of the weights: the same for the same features, whatever the model is called."""
@@ -154,19 +176,29 @@ class OpenClipTowers(Towers):
 
     @staticmethod
     def load(folder: Path) -> "OpenClipTowers":
-        kept = json.loads((folder / "open_clip_config.json").read_text())
-        config = kept["model_cfg"]
-        if config["text_cfg"].get("hf_model_name"):
-            config["text_cfg"]["hf_model_name"] = str(folder)
+        path = folder / "open_clip_config.json"
+        kept = read_json(path, keys=("name", "model_cfg", "preprocess_cfg", "all_layers"))
+        name, config, preprocess = kept["name"], kept["model_cfg"], kept["preprocess_cfg"]
+        if not isinstance(name, str) or not isinstance(kept["all_layers"], bool):
+            raise ValueError(f"{path} must give name as a text and all_layers as true or false")
+        check_open_clip(config, path)
+        _check_fields(preprocess, PreprocessCfg, f"preprocess_cfg of {path}")
+        text = config["text_cfg"]
+        if text.get("hf_model_name"):
+            text["hf_model_name"] = str(folder)
         model = build_open_clip(config)
-        model.visual.preprocess_cfg = kept["preprocess_cfg"]
-        # open_clip knows SigLIP's own tokenizer by the model's name alone.
-        by_name = "siglip" in kept["name"].lower() and not config["text_cfg"].get(
-            "hf_tokenizer_name"
-        )
-        source = kept["name"] if by_name else f"local-dir:{folder}"
-        tokenizer = open_clip.get_tokenizer(source)
-        return OpenClipTowers(kept["name"], model, config, tokenizer, all_layers=kept["all_layers"])
+        model.visual.preprocess_cfg = preprocess
+        length = text.get("context_length", open_clip.tokenizer.DEFAULT_CONTEXT_LENGTH)
+        options = text.get("tokenizer_kwargs") or {}
+        tokenizer: Any
+        if text.get("hf_tokenizer_name"):
+            mode = text.get("tokenizer_mode")
+            tokenizer = open_clip.tokenizer.HFTokenizer(
+                str(folder), context_length=length, tokenizer_mode=mode, **_LOCAL, **options
+            )
+        else:
+            tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=length, **options)
+        return OpenClipTowers(name, model, config, tokenizer, all_layers=kept["all_layers"])
 
 
 class HuggingFaceTowers(Towers):
@@ -219,9 +251,12 @@ class HuggingFaceTowers(Towers):
 
     @staticmethod
     def load(folder: Path) -> "HuggingFaceTowers":
-        model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
-        name = json.loads((folder / "name.json").read_text())
-        return HuggingFaceTowers(name, model, *processors_of(str(folder)))
+        name = parse_json(read_bytes(folder / "name.json", 2**10), folder / "name.json")
+        if not isinstance(name, str):
+            raise ValueError(f"{folder / 'name.json'} must contain a text; got {name!r:.80}")
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+        model = transformers.AutoModel.from_config(config, trust_remote_code=False)
+        return HuggingFaceTowers(name, model, *processors_of(str(folder), local_files_only=True))
 
 
 def build_open_clip(config: dict[str, Any], *, pretrained: bool = False) -> Any:
@@ -237,9 +272,62 @@ def build_open_clip(config: dict[str, Any], *, pretrained: bool = False) -> Any:
     return open_clip.CustomTextCLIP(**config) if custom else open_clip.CLIP(**config)
 
 
-def processors_of(source: str) -> tuple[Any, Any]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    return tokenizer, transformers.AutoImageProcessor.from_pretrained(source)
+def check_open_clip(config: Any, where: str | Path) -> None:
+    """Refuse an open_clip config with unknown keys, or with a tower that would be fetched."""
+    where = f"model_cfg of {where}"
+    if not isinstance(config, dict):
+        raise ValueError(f"{where} must be an object; got {type(config).__name__}")
+    optional = (
+        "custom_text", "init_logit_bias", "init_logit_scale", "multimodal_cfg",
+        "nonscalar_logit_scale", "quick_gelu",
+    )  # fmt: skip
+    check_keys(config, ("embed_dim", "vision_cfg", "text_cfg"), optional, where)
+    if type(config["embed_dim"]) is not int or not 0 < config["embed_dim"] <= _WIDEST:
+        raise ValueError(
+            f"embed_dim in {where} must be 1 to {_WIDEST}; got {config['embed_dim']!r:.80}"
+        )
+    for name, kind in (
+        ("vision_cfg", open_clip.CLIPVisionCfg),
+        ("text_cfg", open_clip.CLIPTextCfg),
+        ("multimodal_cfg", MultimodalCfg),
+    ):
+        if name in config:
+            _check_fields(config[name], kind, f"{name} in {where}")
+    tower = config["vision_cfg"].get("timm_model_name")
+    if tower is not None and str(tower).partition(".")[0] not in timm.list_models():
+        raise ValueError(f"{where} names the image tower {tower!r:.80}, which timm does not have")
+    options = config["text_cfg"].get("tokenizer_kwargs")
+    if options is not None:
+        if not isinstance(options, dict):
+            raise ValueError(f"tokenizer_kwargs in {where} must be an object; got {options!r:.80}")
+        check_keys(options, (), ("clean", "strip_sep_token"), f"tokenizer_kwargs in {where}")
+
+
+@contextmanager
+def no_remote_code() -> Iterator[None]:
+    """Let transformers refuse a model that brings code at once, instead of asking on the terminal.
+
+    open_clip passes no `trust_remote_code`, and without one transformers asks.
+    """
+    settings = transformers.dynamic_module_utils
+    before = settings.TIME_OUT_REMOTE_CODE
+    settings.TIME_OUT_REMOTE_CODE = 0
+    try:
+        yield
+    finally:
+        settings.TIME_OUT_REMOTE_CODE = before
+
+
+def processors_of(source: str, *, local_files_only: bool = False) -> tuple[Any, Any]:
+    options = {"trust_remote_code": False, "local_files_only": local_files_only}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+    return tokenizer, transformers.AutoImageProcessor.from_pretrained(source, **options)
+
+
+def _check_fields(value: Any, kind: type, where: str) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object; got {type(value).__name__}")
+    check_keys(value, (), [field.name for field in dataclasses.fields(kind)], where)
 
 
 def _pooled(output: Any) -> Tensor:

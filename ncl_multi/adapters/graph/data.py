@@ -1,11 +1,10 @@
-"""Graphs from anywhere, checked and made ready: PyG's datasets by name, or a saved `Data`."""
+"""Graphs from anywhere, checked and made ready: PyG's datasets by name, files and objects."""
 
 import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch.nn import functional as F
 
 from ncl_multi.data import planetoid
 from ncl_multi.data.fetch import cache, say, user_data
+from ncl_multi.data.networks import KINDS, as_data, read_graph
+from ncl_multi.files import read_torch
 
 try:
     from torch_geometric import datasets
@@ -52,20 +53,25 @@ _PARTS_OF_DATA = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
 
 
 def load_graph(name: str) -> Data:
-    """`cora`, `citeseer`, `pubmed`; a PyG dataset; or a file written by `torch.save(data, path)`.
+    """`cora`, `citeseer`, `pubmed`; a PyG dataset; or a file.
 
     A PyG dataset is named by its class, and its own name after a colon where it has one:
-    `KarateClub`, `Amazon:Photo`. A file is read with `weights_only=True`: it cannot run code.
+    `KarateClub`, `Amazon:Photo`. A file is an edge list (csv, tsv, txt), GraphML, an adjacency
+    matrix (`scipy.sparse.save_npz`) or a `Data` (`torch.save(data, path)`), which is read with
+    `weights_only=True`: it cannot run code.
     """
     if name.lower() in CLASSES:
         return planetoid(name.lower())
-    if Path(name).suffix in (".pt", ".pth") or Path(name).exists():
+    if Path(name).suffix in (".pt", ".pth"):
         return _saved(Path(name))
+    if Path(name).suffix.lower() in KINDS or Path(name).exists():
+        return read_graph(name)
     kind, _, part = name.partition(":")
     if kind not in datasets.__all__:
         raise ValueError(
             f"data must be cora, citeseer, pubmed, a dataset of torch_geometric.datasets such as "
-            f"KarateClub or Amazon:Photo, or a file with a saved Data object; got {name!r}"
+            f"KarateClub or Amazon:Photo, or a file ({', '.join(KINDS)}, .pt with a saved Data); "
+            f"got {name!r}, which is neither such a name nor a file that exists"
         )
     asked = inspect.signature(getattr(datasets, kind)).parameters
     if "name" in asked and asked["name"].default is inspect.Parameter.empty and not part:
@@ -81,11 +87,15 @@ def load_graph(name: str) -> Data:
 def prepare(data: Any, *, directed: bool = False) -> Data:
     """The graph as models take it, or an error that says what is wrong with it.
 
+    A networkx graph and a scipy matrix are taken, too; nodes without features get their degree.
+
     Self-loops go, since every encoder here adds a node to its own neighbourhood; edges are made to
     run both ways unless `directed`; non-negative features, such as word counts, are scaled to one
     sum a row. A node without edges is a graph of its own; edge weights are not used. Doing it twice
     changes nothing.
     """
+    if not isinstance(data, Data) or (data.x is None and data.edge_index is not None):
+        data = as_data(data)
     check(data)
     edge_index, _ = remove_self_loops(data.edge_index)
     if not directed and not is_undirected(edge_index, num_nodes=data.num_nodes):
@@ -132,8 +142,17 @@ def check(data: Any) -> None:
         raise ValueError(
             f"edges must join nodes 0..{len(x) - 1}; got {edge_index.min()}..{edge_index.max()}"
         )
-    if data.y is not None and len(data.y) != len(x):
-        raise ValueError(f"labels must be one a node, {len(x)}; got {len(data.y)}")
+    y = data.y
+    if y is None:
+        return
+    if not isinstance(y, Tensor) or y.ndim == 0 or len(y) != len(x):
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"labels must be a tensor with one per node, {len(x)}; got {got}")
+    if y[0].numel() == 1 and y.max() >= len(x):
+        raise ValueError(
+            f"labels must be class numbers below the number of nodes, {len(x)}; got "
+            f"{y.max().item()}. Number the classes from 0"
+        )
 
 
 def lean(x: Tensor) -> Tensor:
@@ -173,17 +192,32 @@ def describe(name: str, data: Data, source: Data) -> tuple[list[str], list[str] 
 
 def _saved(path: Path) -> Data:
     try:
-        with torch.serialization.safe_globals(_PARTS_OF_DATA):
-            data = torch.load(path, map_location="cpu", weights_only=True)
+        data = read_torch(path, _PARTS_OF_DATA)
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {path}; write one with torch.save(data, path)") from None
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{path} is no saved Data object, or holds more than tensors, so it was not read: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+    _check_whole(data, path)
+    if isinstance(data, Data):
+        data = as_data(data)
     check(data)
     return data
+
+
+def _check_whole(data: Any, path: Path) -> None:
+    """Refuse tensors that claim more numbers than they store, and a Data object in pieces."""
+    try:
+        parts = data.to_dict().items() if isinstance(data, Data) else ()
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} contains a damaged Data object: {error}") from error
+    for name, part in parts:
+        if isinstance(part, Tensor) and (
+            part.layout != torch.strided
+            or part.device.type != "cpu"
+            or part.numel() * part.element_size() > part.untyped_storage().nbytes()
+        ):
+            raise ValueError(
+                f"{path}: {name} of shape {tuple(part.shape)} is not stored whole; save "
+                f"data.{name}.clone()"
+            )
 
 
 def _labels(data: Data) -> Tensor | None:

@@ -1,7 +1,7 @@
 """`wrap`: any Hugging Face encoder, of text or of images, with a non-negative head."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,28 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from scipy.sparse import csr_array, vstack
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 
+from ncl_multi.adapters.sentence.config import SentenceConfig
+from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
-from ncl_multi.codes.features import to_csr
-from ncl_multi.files import atomic
-from ncl_multi.head import Activation, NonNegHead, top_k
+from ncl_multi.adapters.sentence.objective import SentenceObjective
+from ncl_multi.head import Activation, HeadOptions, NonNegHead
+from ncl_multi.model import SparseModel
 
-try:
-    from huggingface_hub import ModelHubMixin, snapshot_download
-    from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs transformers: pip install 'ncl-multi[sentence]'") from error
-
-FORMAT = "ncl_multi.encoder/1"
+_KS = (8, 16, 32, 64, 128)
 
 
 def wrap(
     encoder: str | Path | nn.Module,
-    dims: int = 4096,
+    dims: int | None = 2048,
     *,
     pooling: Pooling | None = None,
     tower: Tower | None = None,
@@ -40,6 +36,7 @@ def wrap(
     batch_norm: bool = True,
     density: float | None = None,
     k: int | None = None,
+    seed: int = 0,
     trust_remote_code: bool = False,
 ) -> "NonNegEncoder":
     """Put a fresh non-negative head on an encoder; its config says whether it reads text or images.
@@ -47,7 +44,7 @@ def wrap(
     Args:
         encoder: A name on the hub, a folder, or a loaded module (of transformers, or a
             `SentenceTransformer`).
-        dims: Width of the codes.
+        dims: Width of the codes; None for twice that of the encoder.
         pooling: `own` is what the model was made with: the modules of a sentence-transformers
             model, the last token of a decoder, the pooled output of CLIP. None takes it where there
             is one, else the mean of text tokens, or the class token of an image.
@@ -59,25 +56,31 @@ def wrap(
         batch_norm: See `NonNegHead`.
         density: See `NonNegHead`.
         k: See `NonNegHead`.
+        seed: Of the weights the head starts with.
         trust_remote_code: Run code that comes with the model. Off unless asked for.
     """
     body = Encoder.load(encoder, pooling, tower, processor, trust_remote_code)
-    head = NonNegHead(
-        body.width, dims, hidden_dim=hidden_dim, activation=activation, batch_norm=batch_norm,
-        density=density, k=k,
-    )  # fmt: skip
-    return NonNegEncoder(body, head)
+    head = HeadOptions(dims or 2 * body.width, hidden_dim, activation, batch_norm, density, k)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        built = head.build(body.width)
+    return NonNegEncoder(body, built)
 
 
 class NonNegEncoder(
-    nn.Module,
-    ModelHubMixin,
+    SparseModel,
     library_name="ncl_multi",
     paper_url="https://arxiv.org/abs/2403.12459",
     tags=["non-negative-contrastive-learning", "sparse-embeddings", "feature-extraction"],
 ):
-    """An encoder with a non-negative head. Made by `wrap`; saved, loaded and pushed by itself."""
+    """An encoder with a non-negative head, made by `wrap`.
 
+    `fit` takes texts, pairs, triplets (anchor, positive, negative) or a `Corpus`. The encoder stays
+    frozen unless the config says `finetune`.
+    """
+
+    kind = "sentence"
+    config_type = SentenceConfig
     # Items are read, sorted by length and encoded this many batches at a time.
     window = 64
 
@@ -94,133 +97,87 @@ class NonNegEncoder(
         """Codes of a batch that `encoder.prepare` made."""
         return self.head(self.encoder(inputs))
 
-    def encode(
-        self,
-        items: Iterable[Any],
-        *,
-        k: int | None = None,
-        dense: bool = False,
-        batch_size: int = 64,
-        progress: bool = True,
-    ) -> csr_array | Tensor:
-        """Unit codes of sentences (or images), in their order, sparse unless `dense` is asked for.
+    def options(self) -> dict[str, Any]:
+        head = asdict(self.head.options) | {"in_dim": self.head.in_dim}
+        return {"pooling": self.encoder.pooling, "tower": self.encoder.tower, "head": head}
 
-        Any iterable will do: it is read a window at a time, and sorted by length within it, so a
-        generator of any length needs memory for its codes only. `k` keeps the largest k of a row.
-        An item that is no sentence (or image) is refused with its row number.
-        """
-        windows = self.stream(items, k=k, batch_size=batch_size, progress=progress)
-        codes = vstack([csr_array((0, self.head.out_dim), dtype=np.float32), *windows], "csr")
-        return torch.from_numpy(codes.toarray()) if dense else codes
+    @classmethod
+    def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegEncoder":
+        trust = given.pop("trust_remote_code", False)
+        if given:
+            raise TypeError(f"NonNegEncoder takes no option {', '.join(given)}")
+        encoder = Encoder.load(
+            folder / "encoder", options["pooling"], options["tower"], trust_remote_code=trust
+        )
+        # Version 0.1 called the width of the codes out_dim.
+        head = {name: value for name, value in options["head"].items() if name != "in_dim"}
+        head["dims"] = head.pop("out_dim", head.get("dims"))
+        if options["head"].get("in_dim", encoder.width) != encoder.width:
+            raise ValueError(
+                f"the head takes {options['head']['in_dim']} features, this encoder gives "
+                f"{encoder.width}: they belong to different models"
+            )
+        return cls(encoder, HeadOptions(**head).build(encoder.width))
 
-    def stream(
-        self,
-        items: Iterable[Any],
-        *,
-        k: int | None = None,
-        batch_size: int = 64,
-        progress: bool = True,
-    ) -> Iterator[csr_array]:
-        """What `encode` gives, a few thousand rows at a time: for more items than fit in memory."""
-        if k is not None and not 1 <= k <= self.head.out_dim:
-            raise ValueError(f"k must lie in 1..{self.head.out_dim}, the codes' width; got {k}")
-        head = self.head.fold()
+    def _save_parts(self, folder: Path) -> None:
+        self.encoder.save(folder / "encoder")
+        state = {name: part.cpu().contiguous() for name, part in self.head.state_dict().items()}
+        save_file(state, folder / "head.safetensors")
 
-        def code(h: Tensor) -> csr_array:
-            z = head(h)
-            return to_csr(z if k is None else top_k(z, k))
+    def _load_parts(self, folder: Path) -> None:
+        self.head.load_state_dict(load_file(folder / "head.safetensors"))
 
-        for parts, back in self._windows(items, code, batch_size, progress):
-            yield vstack(parts, format="csr")[back]
+    def _fit(self, data: Any, config: Any) -> dict[str, Any]:
+        from ncl_multi.training import fit as loop
 
-    def embed(
-        self, items: Iterable[Any], *, batch_size: int = 64, progress: bool = True
-    ) -> Float[Tensor, "n width"]:
-        """What the head gets to see: the encoder's own vectors, on the CPU, to be cached."""
-        windows = [
-            torch.cat(parts)[back]
-            for parts, back in self._windows(items, lambda h: h.cpu(), batch_size, progress)
-        ]
-        return torch.cat([torch.zeros(0, self.encoder.width), *windows])
+        if self.encoder.tower != "text":
+            raise ValueError("fit needs a text encoder; for images use NonNegVision or NonNegClip")
+        corpus = data if isinstance(data, Corpus) else Corpus.of(data)
+        k = self.head.k
+        ks = config.k or (None if k is None else (*(n for n in _KS if n < k), k))
+        h = cached_features(self, corpus.sentences)
+        if self.head.hidden_dim is None and config.start != "random":
+            self.head.start_on(h, config.start)
+        # Codes come out whole in training: the objective cuts them to each k.
+        self.head.k = None
+        objective = SentenceObjective(self if config.finetune else self.head, corpus, h, ks, config)
+        size = min(config.batch_size, len(corpus.examples))
+        loader = DataLoader(Rows(corpus.examples), size, collate_fn=Rows.together, drop_last=True)
+        try:
+            loop.fit(objective, loader, config, fingerprint=corpus.fingerprint())
+        finally:
+            self.head.k = max(ks) if ks else k
+        self.encoder.to(self.device)
+        return {"data": corpus.name, "sentences": len(corpus.sentences)}
 
-    def _windows(
-        self, items: Iterable[Any], finish: Callable, batch_size: int, progress: bool
-    ) -> Iterator[tuple[list[Any], np.ndarray]]:
-        """The finished batches of each window, and the order that sorts their rows back."""
+    def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
         if isinstance(items, str | bytes):
             raise ValueError("encode takes a list of items; got one string: put it in a list")
-        total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
+        size = batch_size or 64
+        total = len(items) if hasattr(items, "__len__") else None
         read = enumerate(items)
-        training = [module for module in self.modules() if module.training]
-        self.eval()
-        try:
-            with tqdm(total=total, unit="item", disable=not progress, delay=2) as bar:
-                while window := list(islice(read, batch_size * self.window)):
-                    ready = [checked(row, item, self.encoder.tower) for row, item in window]
-                    # Longest first: a batch that does not fit in memory fails at once.
-                    order = np.argsort([-length(item) for item in ready], kind="stable")
-                    parts = []
-                    for start in range(0, len(ready), batch_size):
-                        rows = order[start : start + batch_size]
-                        with torch.inference_mode():
-                            h = self._features([ready[row] for row in rows])
-                            bad = (~h.isfinite().all(dim=1)).nonzero()
-                            if len(bad):
-                                row = window[rows[int(bad[0])]][0]
-                                raise ValueError(f"the encoder gives NaN or infinity for row {row}")
-                            parts.append(finish(h))
-                        bar.update(len(rows))
-                    yield parts, np.argsort(order)
-        finally:
-            for module in training:
-                module.training = True
+        with tqdm(total=total, unit="item", disable=not progress, delay=2) as bar:
+            while window := list(islice(read, size * self.window)):
+                ready = [checked(row, item, self.encoder.tower) for row, item in window]
+                # Longest first: a batch that does not fit in memory fails at once.
+                order = np.argsort([-length(item) for item in ready], kind="stable")
+                parts = []
+                for start in range(0, len(ready), size):
+                    rows = order[start : start + size]
+                    with torch.inference_mode():
+                        h = self._features([ready[row] for row in rows])
+                    bad = (~h.isfinite().all(dim=1)).nonzero()
+                    if len(bad):
+                        row = window[rows[int(bad[0])]][0]
+                        raise ValueError(f"the encoder gives NaN or infinity for row {row}")
+                    parts.append(h)
+                    bar.update(len(rows))
+                yield torch.cat(parts)[np.argsort(order)]
 
     def _features(self, items: list[Any]) -> Tensor:
         inputs = self.encoder.prepare(items)
         device = self.encoder.device
         return self.encoder({name: part.to(device) for name, part in inputs.items()}).float()
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        head = self.head
-        shape = {
-            "in_dim": head.in_dim, "out_dim": head.out_dim, "hidden_dim": head.hidden_dim,
-            "activation": head.activation, "batch_norm": head.norm is not None,
-            "density": head.density, "k": head.k,
-        }  # fmt: skip
-        about = {
-            "format": FORMAT,
-            "pooling": self.encoder.pooling,
-            "tower": self.encoder.tower,
-            "head": shape,
-        }
-        self.encoder.save(save_directory / "encoder")
-        with atomic(save_directory / "head.safetensors") as unfinished:
-            state = {name: part.cpu().contiguous() for name, part in head.state_dict().items()}
-            save_file(state, unfinished)
-        with atomic(save_directory / "config.json") as unfinished:
-            unfinished.write_text(json.dumps(about, indent=2))
-
-    @classmethod
-    def _from_pretrained(  # type: ignore[override]
-        cls, *, model_id: str, trust_remote_code: bool = False, **hub: Any
-    ) -> "NonNegEncoder":
-        folder = Path(model_id)
-        if not folder.is_dir():
-            folder = Path(snapshot_download(model_id, **hub))
-        try:
-            about = json.loads((folder / "config.json").read_text())
-            if about["format"] != FORMAT:
-                raise ValueError(f"its format is {about['format']}, not {FORMAT}")
-            weights = load_file(folder / "head.safetensors")
-            head = NonNegHead(**about["head"])
-            head.load_state_dict(weights)
-        except (OSError, KeyError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
-            raise ValueError(
-                f"{model_id} holds no model written by save_pretrained: {error!r}. To put a head "
-                f"on another encoder, call ncl_multi.adapters.sentence.model"
-            ) from error
-        encoder = Encoder.load(
-            folder / "encoder", about["pooling"], about["tower"],
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-        return cls(encoder, head).eval()
+    def _shown(self, items: Iterable[Any]) -> dict[str, Any]:
+        return {"items": list(items)} if self.encoder.tower == "text" else {}

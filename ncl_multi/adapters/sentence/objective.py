@@ -1,19 +1,21 @@
 """Sentences: the objective, and the sparse autoencoder it is compared with."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ncl_multi.adapters.sentence.config import Loss, SentenceConfig
+from ncl_multi.adapters.sentence.corpus import Corpus, Neighbours
+from ncl_multi.distributed import gather
 from ncl_multi.head import top_ks
-from ncl_multi.losses import info_nce, spectral
+from ncl_multi.losses import correlation_loss, info_nce, spectral
 
 Codes = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
-Loss = Literal["info_nce", "spectral"]
 
 
 def at_each_k(z: Codes, ks: Sequence[int] | None) -> list[Tensor]:
@@ -42,50 +44,105 @@ def contrast(
     return info_nce(za, zb, temperature=temperature, groups=groups)
 
 
-def agree(za: Codes, zb: Codes, wanted: Float[Tensor, " n"]) -> Scalar:
-    """One minus the correlation, over pairs, of the codes' cosine and a similarity that is wanted.
+class SentenceObjective(nn.Module):
+    """The loss of a batch of examples, at several numbers of active dimensions at once.
 
-    That may be the encoder's cosine, for which any text will do, or what people say. 0 is perfect
-    agreement; pairs without spread have none.
-
-    Example:
-        >>> z = torch.eye(3)
-        >>> round(agree(z, z[[0, 2, 1]], torch.tensor([5.0, 1.0, 1.0])).item(), 6)
-        0.0
-    """
-    got, wanted = F.cosine_similarity(za, zb), wanted.detach()
-    got, wanted = got - got.mean(), wanted - wanted.mean()
-    return 1 - F.cosine_similarity(got, wanted, dim=0)
-
-
-class Learner(nn.Module):
-    """What is trained: a head, or an encoder with one, and how many entries of a row count.
+    To the contrast of pairs it may add that the cosines of codes follow those of the encoder or
+    human scores, and that features can be rebuilt from codes.
 
     Args:
-        body: Gives codes.
-        ks: Numbers of entries to train for at once.
-        start: The run starts with so many times as many, and comes down over its first 70 %.
-        rebuild: Also learn to rebuild features from codes.
+        model: A head, for cached features, or a whole `NonNegEncoder`.
+        corpus: Sentences, and which belong together.
+        h: The encoder's features of all sentences.
+        ks: Numbers of entries to train for at once; None for whole codes.
+        config: Weights of the terms.
     """
 
+    model: Any
+
     def __init__(
-        self, body: nn.Module, ks: Sequence[int] | None, start: float = 1.0, rebuild: bool = False
+        self,
+        model: nn.Module,
+        corpus: Corpus,
+        h: Float[Tensor, "n width"],
+        ks: Sequence[int] | None,
+        config: SentenceConfig,
     ):
         super().__init__()
-        head: Any = getattr(body, "head", body)
-        self.body, self.final, self.start, self.dims = body, ks, start, head.out_dim
-        self.ks = ks
-        self.rebuild = nn.Linear(head.out_dim, head.in_dim) if rebuild else None
-
-    def forward(self, given: Any) -> tuple[Tensor, nn.Module | None]:
-        """Codes of the batch, whole, and the module that rebuilds features from them."""
-        return self.body(given), self.rebuild
+        head: Any = getattr(model, "head", model)
+        self.model, self.corpus, self.h, self.config = model, corpus, h, config
+        self.dims, self.final, self.ks = head.out_dim, ks, ks
+        # Few dimensions have the most to learn.
+        self.weights = [max(ks) / k for k in ks] if ks else [1.0]
+        self.around = Neighbours(h, config.neighbours) if config.correlation else None
+        self.rebuild = nn.Linear(self.dims, h.shape[1]) if config.reconstruction else None
 
     def anneal(self, progress: float) -> None:
         """Set the numbers of entries in force at this share of the run."""
         if self.final:
-            factor = self.start ** max(0.0, 1 - progress / 0.7)
+            factor = self.config.anneal_k ** max(0.0, 1 - progress / 0.7)
             self.ks = [min(self.dims, round(k * factor)) for k in self.final]
+
+    def forward(self, batch: Int[Tensor, "n columns"]) -> tuple[Tensor, Tensor]:
+        """The loss of rows of sentences, and their codes."""
+        config, device = self.config, batch.device
+        columns = list(batch.cpu().unbind(dim=1))
+        if len(columns) == 1:
+            columns *= 2
+        first, second, scores = self.corpus.draw_pairs(2 * len(batch))
+        drawn = [first, second]
+        if self.around is not None:
+            drawn += self.around.draw(2 * len(batch))
+        rows = torch.cat([*columns, *drawn])
+        sizes = [len(part) for part in (*columns, *drawn)]
+        h = self.h[rows].to(device)
+        z = self.model(self._inputs(rows, h))
+        scores = gather(scores.to(device))
+        if self.around is not None:
+            cosines = F.cosine_similarity(*_pairs(_gathered(h, sizes)))
+        texts = torch.cat([gather(column.to(device)) for column in columns[1:]])
+        total = z.new_zeros(())
+        for cut, weight in zip(at_each_k(z, self.ks), self.weights, strict=True):
+            parts = _gathered(cut, sizes)
+            loss = z.new_zeros(())
+            if config.contrast:
+                loss = loss + config.contrast * contrast(
+                    parts[: len(columns)],
+                    loss=config.loss,
+                    temperature=config.temperature,
+                    groups=texts,
+                )
+            if self.around is not None:
+                loss = loss + config.correlation * correlation_loss(*_pairs(parts), cosines)
+            if config.scored and len(scores):
+                left, right = parts[len(columns) : len(columns) + 2]
+                loss = loss + config.scored * correlation_loss(left, right, scores)
+            if self.rebuild is not None:
+                loss = loss + config.reconstruction * F.mse_loss(self.rebuild(cut), h)
+            total = total + weight * loss
+        return total / len(self.weights), z
+
+    def _inputs(self, rows: Tensor, h: Tensor) -> Any:
+        if self.config.finetune:
+            inputs = self.model.encoder.prepare([self.corpus.sentences[row] for row in rows])
+            return {name: part.to(h.device) for name, part in inputs.items()}
+        # The encoder's own dropout is not at hand: drop some of its features instead.
+        return F.dropout(h, self.config.dropout)
+
+
+def _gathered(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    return [gather(part) for part in x.split(list(sizes))]
+
+
+def _pairs(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Both sides of all pairs whose cosines should be the encoder's.
+
+    Sentences of one example, near ones, scored pairs, and any two.
+    """
+    *examples, first, second, near, far = parts
+    left = torch.cat([examples[0], examples[0], near, first, near])
+    right = torch.cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
+    return left, right
 
 
 class NonNegLoss(nn.Module):

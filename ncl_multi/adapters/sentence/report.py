@@ -1,12 +1,13 @@
-"""Sparse sentence codes beside what else makes an embedding short, at equal active dimensions.
+"""Sparse sentence codes compared with other short embeddings, at equal active dimensions.
 
 A run keeps the codes of every method under `<run>/compare/<method>/`: the two sides of
 STS-B as `stsb-<split>-{first,second}`, Cranfield as `cranfield-{queries,documents}`.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ import torch
 from scipy.sparse import csr_array, vstack
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from ncl_multi import data
+from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
+from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_transformers
+from ncl_multi.adapters.sentence.model import NonNegEncoder
+from ncl_multi.adapters.sentence.objective import SparseAutoencoder
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.head import top_k
 from ncl_multi.metrics import ndcg_at_k, spearman
+from ncl_multi.report import table, write_json
 
 ACTIVE = (4, 8, 16, 32, 64, 128, 256)
 """Numbers of active dimensions that are compared."""
@@ -27,16 +34,17 @@ ACTIVE = (4, 8, 16, 32, 64, 128, 256)
 # Methods whose dimensions are ordered once for all sentences, so that the first k are kept.
 _ORDERED = ("truncated", "pca")
 _SEARCHED = 20_000
+_SHOWN = 10_000
 
 
 @dataclass(frozen=True)
-class Judged:
+class TextBenchmarks:
     """The encoder's features of everything that is judged, by the name of their file."""
 
     features: dict[str, Features]
 
     @classmethod
-    def of(cls, embed: Callable[[Sequence[str]], Tensor]) -> "Judged":
+    def of(cls, embed: Callable[[Sequence[str]], Tensor]) -> "TextBenchmarks":
         """STS-B, and Cranfield if NCL_DATA holds it."""
         found: dict[str, Features] = {}
         for split in ("dev", "test"):
@@ -56,13 +64,6 @@ class Judged:
         documents = Features(embed(cranfield.documents))
         return cls(found | {"cranfield-queries": queries, "cranfield-documents": documents})
 
-    def sentences(self) -> tuple[list[str], Tensor]:
-        """The sentences of the STS-B test split, each once, and their features."""
-        sides = [self.features[f"stsb-test-{side}"] for side in ("first", "second")]
-        items = [item for side in sides for item in side.items or ()]
-        rows = {item: row for row, item in reversed(list(enumerate(items)))}
-        return list(rows), torch.cat([side.z for side in sides])[list(rows.values())]
-
     @torch.no_grad()
     def write(self, folder: Path, methods: dict[str, Callable[[Tensor], Tensor]]) -> None:
         """Write the codes that each method gives, the largest 256 of a row where it is wider."""
@@ -72,6 +73,88 @@ class Judged:
                 z = z if method in (*_ORDERED, "dense") else top_k(z, min(max(ACTIVE), z.shape[1]))
                 about = own.about | {"method": method}
                 Features(z, own.y, about=about).save(folder / method / f"{name}.safetensors")
+
+
+def write_report(
+    models: Mapping[str, NonNegEncoder],
+    corpus: Corpus,
+    others: Mapping[str, Callable[[Tensor], Tensor]],
+    out: Path,
+    *,
+    onnx: bool = False,
+) -> dict[str, Any]:
+    """Write the codes of the corpus, the exports, and the table of quality at k active dimensions.
+
+    What belongs to a model other than `ncl` is written to a folder of its name.
+    """
+    ours = models["ncl"]
+    for name, model in models.items():
+        folder = out if name == "ncl" else out / name
+        # The frozen encoder's features are in the cache; a page of more items is not read.
+        shown = corpus.sentences[:_SHOWN]
+        features = model.features(shown, split="train")
+        features.about.update(data=corpus.name)
+        features.save(folder / "features" / "train_head.safetensors")
+        model.save_pretrained(folder / "model")
+    export_sentence_transformers(ours, out / "sentence_transformers")
+    if onnx:
+        export_onnx(ours, out / "model.onnx")
+    encoded = TextBenchmarks.of(partial(cached_features, ours))
+    plain: dict[str, Callable[[Tensor], Tensor]] = {
+        "dense": lambda h: h, "truncated": lambda h: h,
+    }  # fmt: skip
+    whole = ours.head.fold().cpu()
+    methods: dict[str, Callable[[Tensor], Tensor]] = {
+        **plain,
+        **others,
+        "ncl": whole if ours.head.k is None else whole[:-1],
+    }
+    encoded.write(out / "compare", methods)
+    rows = compare(out)
+    figures: dict[str, Any] = {}
+    for row in rows:
+        at_k = {f"{_snake(m)}": v for m, v in row.items() if isinstance(v, float)}
+        figures.setdefault(row["method"], {})[f"k={row['active']}"] = at_k
+    write_json(out / "metrics.json", figures)
+    table("quality at k active dimensions", {f"{r['method']} {r['active']}": r for r in rows})
+    print(f"the same as a plot: {plot(rows, out / 'quality.png')}")
+    return figures
+
+
+def baselines(
+    model: NonNegEncoder, corpus: Corpus, config: Any
+) -> dict[str, Callable[[Tensor], Tensor]]:
+    """CSR trained on the same data at each k, and PCA: the methods to compare with."""
+    from ncl_multi.training import fit as loop
+
+    h = cached_features(model, corpus.sentences)
+    mean, axes = principal_axes(h, 256)
+    methods: dict[str, Callable[[Tensor], Tensor]] = {"pca": lambda h: (h - mean) @ axes}
+    if corpus.examples.shape[1] < 2:
+        return methods
+    loader = DataLoader(
+        Rows(corpus.examples), config.batch_size, collate_fn=Rows.together, drop_last=True
+    )
+
+    def step(csr: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
+        # Sentences that no one has paired are their own positives, and their partners negatives.
+        first, second, _ = corpus.draw_pairs(len(batch))
+        columns = zip(batch.cpu().unbind(dim=1), (first, first, second), strict=False)
+        return csr([h[torch.cat(column)].to(batch.device) for column in columns])
+
+    for k in config.k or (64,):
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            csr = SparseAutoencoder(h.shape[1], model.dims, k)
+        steps = min(config.csr_steps, config.steps or config.epochs * len(loader))
+        own = replace(config, out=config.out / f"csr/{k}", steps=steps, lr=config.csr_lr, ema=None)
+        loop.fit(loop.StepObjective(csr, step), loader, own, fingerprint=corpus.fingerprint())
+        methods[f"csr@{k}"] = csr.cpu().codes
+    return methods
+
+
+def _snake(measure: str) -> str:
+    return measure.lower().replace(" ", "_").replace("-", "_").replace("@", "_")
 
 
 def principal_axes(h: Tensor, dims: int) -> tuple[Tensor, Tensor]:
@@ -88,14 +171,12 @@ def compare(run: Path, active: Iterable[int] = ACTIVE) -> list[dict[str, Any]]:
     """
     methods = sorted(folder for folder in (run / "compare").glob("*") if folder.is_dir())
     if not methods:
-        raise FileNotFoundError(f"{run} holds no compare folder: run recipes/sentence_ncl.py first")
+        raise FileNotFoundError(f"{run} has no compare folder: run recipes/sentence_ncl.py first")
     rows = []
     for folder in methods:
         files = {path.stem: Features.load(path) for path in sorted(folder.glob("*.safetensors"))}
         if not files:
-            raise FileNotFoundError(
-                f"{folder} holds no features: run recipes/sentence_ncl.py again"
-            )
+            raise FileNotFoundError(f"{folder} has no features: run recipes/sentence_ncl.py again")
         method, _, trained_for = folder.name.partition("@")
         ks = (None,) if method == "dense" else (int(trained_for),) if trained_for else tuple(active)
         for k in ks:

@@ -1,150 +1,131 @@
 """SimCLR with a non-negative head, on any backbone of timm or torchvision."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from ncl_multi.codes.features import to_csr
+from ncl_multi.adapters.vision.config import ClassifierConfig, VisionConfig
+from ncl_multi.adapters.vision.objective import SimCLR, Supervised
+from ncl_multi.adapters.vision.views import Views
+from ncl_multi.data.pictures import ImageSet, thumbnails, whole
 from ncl_multi.distributed import world_size
-from ncl_multi.head import Activation, NonNegHead
+from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.losses import NonNegCrossEntropy
+from ncl_multi.model import SparseModel
 
 try:
     import timm.optim
-    from huggingface_hub import PyTorchModelHubMixin
     from PIL import Image
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[vision]'") from error
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-MODEL_CARD = """---
-{{ card_data }}
----
-
-# Non-negative image embeddings
-
-Sparse, readable codes trained with [non-negative contrastive learning](https://arxiv.org/abs/2403.12459):
-every dimension is at or above zero, most are exactly zero, and one fires for one kind of picture.
-
-```python
-from ncl_multi.adapters.vision.model import NonNegVision
-
-model = NonNegVision.from_pretrained("{{ repo_id | default("this/model", true) }}")
-codes = model.encode(images)  # uint8 (n, channels, height, width) or PIL pictures -> csr_array
-```
-"""
-
 
 class NonNegVision(
-    nn.Module,
-    PyTorchModelHubMixin,
+    SparseModel,
     library_name="ncl_multi",
     pipeline_tag="image-feature-extraction",
-    tags=["non-negative contrastive learning", "sparse embeddings"],
-    model_card_template=MODEL_CARD,
+    tags=["non-negative-contrastive-learning", "sparse-embeddings"],
+    paper_url="https://arxiv.org/abs/2403.12459",
 ):
-    """A backbone and a non-negative head.
+    """A backbone and a non-negative head, trained with SimCLR.
+
+    `fit` takes images as `encode` does, or an `ImageSet`; labels are not used.
 
     Args:
         model: A name of `timm.list_models()`, `torchvision/<name>`, or `resnet-small`, three blocks
-            for small pictures and few cores.
+            for small images and few cores.
         dims: Number of non-negative dimensions.
         hidden_dim: Width of the projector's hidden layer; None for a linear head.
         activation: See `NonNegHead`, as `batch_norm`, `density` and `k`.
-        size: Side of the pictures. ResNets get the CIFAR stem (a 3x3 convolution, no pooling) up
+        size: Side of the images. ResNets get the CIFAR stem (a 3x3 convolution, no pooling) up
             to 64.
         pretrained: Start from the library's own weights.
+        seed: Of the weights it starts with.
 
     Example:
         >>> model = NonNegVision("resnet-small", dims=64, hidden_dim=None)
-        >>> codes = model.encode(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
-        >>> codes.shape
-        (2, 64)
+        >>> model.embed(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+        torch.Size([2, 256])
     """
 
+    kind = "vision"
+    config_type = VisionConfig
     mean: Tensor
     std: Tensor
 
     def __init__(
         self,
         model: str = "resnet18",
+        dims: int = 512,
         *,
-        dims: int = 256,
-        hidden_dim: int | None = 2048,
+        hidden_dim: int | None = 512,
         activation: Activation = "relu",
         batch_norm: bool = True,
-        density: float | None = None,
+        density: float | None = 0.04,
         k: int | None = None,
         size: int = 32,
         pretrained: bool = False,
+        seed: int = 0,
     ):
         super().__init__()
-        self.size = size
-        self.encoder = backbone(model, size, pretrained)
-        self.head = NonNegHead(
-            _width(self.encoder, size),
-            dims,
-            hidden_dim=hidden_dim,
-            activation=activation,
-            batch_norm=batch_norm,
-            density=density,
-            k=k,
-        )
+        if activation not in ("relu", "rep_relu") or not batch_norm:
+            density = None
+        self.name, self.size = model, size
+        head = HeadOptions(dims, hidden_dim, activation, batch_norm, density, k)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.encoder = backbone(model, size, pretrained)
+            self.head = head.build(_width(self.encoder, size))
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
     def forward(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n dims"]:
-        """Codes of pictures whose values lie in [0, 1]."""
-        return self.head(self.features(x))
+        """Codes of images whose values lie in [0, 1]."""
+        return self.head(self.represent(x))
 
-    def features(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n features"]:
-        """The encoder's output, before the head."""
+    def represent(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n features"]:
+        """The encoder's output for images whose values lie in [0, 1]."""
         x = ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
         return self.encoder(x)
 
-    @torch.inference_mode()
-    def embed(
-        self, images: Any, *, batch_size: int = 256
-    ) -> tuple[Float[Tensor, "n features"], Float[Tensor, "n dims"]]:
-        """The encoder's and the head's output for pictures, on the CPU.
+    def options(self) -> dict[str, Any]:
+        return {"model": self.name, "size": self.size} | asdict(self.head.options)
 
-        Args:
-            images: uint8 pictures (n, channels, height, width), or a list of PIL pictures, or
-                anything that gives such a tensor for a slice.
-            batch_size: Pictures at once.
-        """
+    def _fit(self, data: Any, config: Any) -> dict[str, Any]:
+        from ncl_multi.training import fit as loop
+
+        views = Views(
+            self.size, jitter=config.jitter, hue=config.jitter / 4, blur_share=config.blur_share
+        )
+        objective = SimCLR(self, views, loss=config.loss, temperature=config.temperature)
+        images = image_set(data, self.size)
+        loop.fit(objective, image_loader(images, config), config, optimizer=_optimizer(config))
+        return {"data": images.name or "images", "rows": len(images)}
+
+    def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
         from tqdm.auto import tqdm
 
-        training = self.training
-        self.eval()
-        starts = range(0, len(images), batch_size)
-        encoded, codes = [], []
-        for start in tqdm(
-            starts, desc="encode", unit="batch", leave=False, disable=len(starts) < 20
-        ):
-            h = self.features(self._prepared(images[start : start + batch_size]))
-            encoded.append(h.float().cpu())
-            codes.append(self.head(h).float().cpu())
-        self.train(training)
-        return torch.cat(encoded), torch.cat(codes)
+        size = batch_size or 256
+        images = items.images if isinstance(items, ImageSet) else items
+        starts = range(0, len(images), size)
+        for start in tqdm(starts, desc="encode", unit="batch", leave=False, disable=not progress):
+            with torch.inference_mode():
+                yield self.represent(self._prepared(images[start : start + size]))
 
-    def encode(self, images: Any, *, batch_size: int = 256, dense: bool = False) -> Any:
-        """Codes of unit length: a `scipy.sparse.csr_array`, or a tensor if `dense`."""
-        z = self.embed(images, batch_size=batch_size)[1]
-        return nn.functional.normalize(z, dim=1) if dense else to_csr(z)
-
-    def _prepared(self, images: Tensor | Sequence[Image.Image]) -> Tensor:
+    def _prepared(self, images: Tensor | Sequence[Any]) -> Tensor:
         if not isinstance(images, Tensor):
-            from ncl_multi.data.folders import square
-
-            images = torch.stack([square(picture, self.size) for picture in images])
+            images = as_tensor(images, self.size)
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(
-                f"pictures must be uint8 of shape (n, 1 or 3, height, width); got "
+                f"images must be uint8 of shape (n, 1 or 3, height, width); got "
                 f"{images.dtype} {tuple(images.shape)}"
             )
         x = images.to(self.mean.device).expand(-1, 3, -1, -1).float() / 255
@@ -154,38 +135,106 @@ class NonNegVision(
             ).clamp(0, 1)
         return x
 
+    def _shown(self, items: Any) -> dict[str, Any]:
+        images = image_set(items, self.size)
+        return {"thumbnails": thumbnails(images)}
+
 
 class NonNegClassifier(NonNegVision):
     """A `NonNegVision` that learns from labels: its codes are what a linear classifier reads.
 
     With a signed head (`activation="none"`) the loss is plain cross entropy, with a non-negative
-    one it is the paper's NCE. `classes` is the number of classes.
+    one it is the paper's NCE. `classes` is the number of classes. `fit` takes an `ImageSet`.
     """
+
+    kind = "classifier"
+    config_type = ClassifierConfig
 
     def __init__(
         self,
         model: str = "resnet18",
+        dims: int = 256,
         *,
         classes: int,
-        dims: int = 256,
         hidden_dim: int | None = None,
-        activation: Activation = "relu",
-        size: int = 32,
+        density: float | None = None,
+        seed: int = 0,
+        **options: Any,
     ):
-        super().__init__(model, dims=dims, hidden_dim=hidden_dim, activation=activation, size=size)
-        self.classifier = NonNegCrossEntropy(dims, classes)
+        super().__init__(model, dims, hidden_dim=hidden_dim, density=density, seed=seed, **options)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.classifier = NonNegCrossEntropy(dims, classes)
 
-    def forward(  # type: ignore[override]
-        self, x: Float[Tensor, "n 3 height width"], y: Int[Tensor, " n"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "n dims"]]:
-        """The loss, and the codes it was computed from."""
-        z = self.head(self.features(x))
-        return self.classifier(z, y), z
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"classes": len(self.classifier.weight)}
 
-    def predict(self, images: Any, *, batch_size: int = 256) -> Int[Tensor, " n"]:
-        """The likeliest class of each picture."""
-        z = self.embed(images, batch_size=batch_size)[1]
-        return (z @ self.classifier.weight.detach().cpu().T).argmax(1)
+    def predict(self, images: Any, *, batch_size: int | None = None) -> Int[Tensor, " n"]:
+        """The likeliest class of each image."""
+        z = self.encode(images, dense=True, batch_size=batch_size)
+        return (z @ self.classifier.weight.detach().cpu().T).argmax(1)  # type: ignore[union-attr]
+
+    def _fit(self, data: Any, config: Any) -> dict[str, Any]:
+        from ncl_multi.training import fit as loop
+
+        if not isinstance(data, ImageSet):
+            raise ValueError(
+                f"a classifier needs images with labels, an ImageSet; got {type(data).__name__}"
+            )
+        views = Views(self.size, scale=(0.4, 1.0), jitter_share=0.0, grey_share=0.0)
+        objective = Supervised(self, views)
+        loop.fit(objective, image_loader(data, config), config, optimizer=_optimizer(config))
+        return {"data": data.name or "images", "rows": len(data), "labels": True}
+
+
+def image_set(data: Any, size: int) -> ImageSet:
+    """Images as an `ImageSet`; those that have no labels get zeros."""
+    if isinstance(data, ImageSet):
+        return data
+    images = data if isinstance(data, Tensor) else as_tensor(data, size)
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        raise ValueError(
+            f"images must be uint8 of shape (n, 1 or 3, height, width); got {images.dtype} "
+            f"{tuple(images.shape)}"
+        )
+    return ImageSet(images, torch.zeros(len(images), dtype=torch.long), ["image"])
+
+
+def as_tensor(images: Sequence[Any], size: int) -> Tensor:
+    """PIL images or image files as one uint8 tensor."""
+    from ncl_multi.data.folders import square
+
+    if isinstance(images, str | bytes) or not len(images):
+        raise ValueError(f"images must be a list of at least one image; got {images!r}")
+    rows = []
+    for row, image in enumerate(images):
+        if isinstance(image, Image.Image):
+            rows.append(square(image, size))
+        elif isinstance(image, str | Path):
+            try:
+                with Image.open(image) as opened:
+                    rows.append(square(opened, size))
+            except (OSError, Image.DecompressionBombError) as error:
+                raise ValueError(f"row {row} is not an image: {image}: {error}") from error
+        else:
+            raise ValueError(f"row {row} must be a PIL image or a file; got {type(image).__name__}")
+    return torch.stack(rows)
+
+
+def image_loader(images: ImageSet, config: Any) -> DataLoader:
+    """Whole batches of images and labels; fewer rows in a batch where there are few images."""
+    size = min(config.batch_size, len(images))
+    if size < 2:
+        raise ValueError(f"training needs at least two images; got {len(images)}")
+    return DataLoader(
+        cast(Any, images), size, collate_fn=whole, num_workers=config.workers, drop_last=True
+    )
+
+
+def _optimizer(config: Any) -> Any:
+    if config.optimizer == "lars":
+        return lars(config.lr, config.weight_decay, config.batch_size)
+    return None
 
 
 def backbone(name: str, size: int, pretrained: bool = False) -> nn.Module:

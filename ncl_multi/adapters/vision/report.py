@@ -1,58 +1,72 @@
-"""What a vision run leaves behind: features, figures and thumbnails."""
+"""What a vision run leaves behind: features, figures, a table."""
 
-import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.codes.features import Features
-from ncl_multi.data.pictures import ImageSet
+from ncl_multi.data.pictures import ImageSet, thumbnails
 from ncl_multi.metrics import knn_accuracy, linear_probe, readability
-
-THUMBNAIL = 64
+from ncl_multi.report import table, write_json
 
 
 def write_report(
-    model: NonNegVision, train: ImageSet, test: ImageSet, out: Path, about: dict[str, Any]
-) -> dict[str, float]:
-    """Save the features of both splits in `<out>/features` and return the run's figures.
+    models: Mapping[str, NonNegVision], train: ImageSet, test: ImageSet, out: Path
+) -> dict[str, Any]:
+    """Measure every model, print the table, and write features and figures to `out`.
 
-    Neighbours and the probe's training rows come from the train split; every figure is of the test
-    split. Sparsity, consistency and correlation are of the head's codes.
+    What belongs to a model other than `ncl` is written to a folder of its name.
     """
-    (h_train, z_train), (h, z) = model.embed(train.images), model.embed(test.images)
-    saved = [("train", "encoder", train, h_train), ("train", "head", train, z_train)]
-    saved += [("test", "encoder", test, h), ("test", "head", test, z)]
-    for split, output, images, codes in saved:
-        shown = split == "test" and output == "head"
-        Features(
-            torch.nn.functional.normalize(codes, dim=1),
-            images.y,
-            items=[images.classes[label] for label in images.y.tolist()] if shown else None,
-            thumbnails=thumbnails(images) if shown else None,
-            about=about
-            | {"split": split, "output": output, "normalised": True, "classes": images.classes},
-        ).save(out / "features" / f"{split}_{output}.safetensors")
+    figures = {}
+    for name, model in models.items():
+        folder = out if name == "ncl" else out / name
+        row = measure(model, train, test, folder)
+        figures[name] = {"test": row}
+        model.figures = {f"{measure}, test": round(value, 4) for measure, value in row.items()}
+        model.save_pretrained(folder / "model")
+    write_json(out / "metrics.json", figures)
+    measures = next(iter(figures.values()))["test"]
+    by_measure = {m: {name: own["test"][m] for name, own in figures.items()} for m in measures}
+    table(f"{train.name}, {len(train)} images, test split", by_measure)
+    return figures
+
+
+def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> dict[str, float]:
+    """Save the features of both splits in `<out>/features`; return figures of the test split.
+
+    Neighbours and the probe's training rows come from the train split. Sparsity, consistency and
+    correlation are of the head's codes.
+    """
+    outputs = {split: both_outputs(model, own) for split, own in (("train", train), ("test", test))}
+    for split, images in (("train", train), ("test", test)):
+        for output, codes in outputs[split].items():
+            shown = split == "test" and output == "head"
+            about = {
+                "model": model.name, "data": images.name, "activation": model.head.activation,
+                "split": split, "output": output, "normalised": True, "classes": images.classes,
+            }  # fmt: skip
+            Features(
+                normalize(codes, dim=1),
+                images.y,
+                items=[images.classes[label] for label in images.y.tolist()] if shown else None,
+                thumbnails=thumbnails(images) if shown else None,
+                about=about,
+            ).save(out / "features" / f"{split}_{output}.safetensors")
     row = {}
-    for name, codes_train, codes in (("encoder", h_train, h), ("head", z_train, z)):
-        row[f"kNN, {name}"] = knn_accuracy(codes_train, train.y, codes, test.y)
-        row[f"probe, {name}"] = linear_probe(codes_train, train.y, codes, test.y)
-    return row | readability(z, test.y)
+    for output in ("encoder", "head"):
+        rows = outputs["train"][output], train.y, outputs["test"][output], test.y
+        row[f"knn_{output}"] = knn_accuracy(*rows)
+        row[f"probe_{output}"] = linear_probe(*rows)
+    return row | readability(outputs["test"]["head"], test.y)
 
 
-def thumbnails(images: ImageSet) -> list[bytes]:
-    """Every picture as PNG, at most 64 pixels wide."""
-    return [_png(images.images[[row]][0]) for row in range(len(images))]
-
-
-def _png(pixels: Tensor) -> bytes:
-    array = pixels.permute(1, 2, 0).numpy()
-    picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
+def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
+    """What the encoder and what the head gives for images, on the CPU, not normalised."""
+    h = model.embed(images.images, progress=True)
+    with torch.inference_mode():
+        return {"encoder": h, "head": model.head.fold().cpu()(h)}

@@ -1,0 +1,26 @@
+"""How CLIP models are trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ncl_multi.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class ClipConfig(TrainConfig):
+    """How a `NonNegClip` is trained."""
+
+    start: Literal["clusters", "random"] = "clusters"
+    """`clusters`: each dimension starts on a cluster of training pairs (linear, frozen towers)."""
+    views: int = 1
+    """Crops of each training image that are cached; one of them is drawn each time."""
+    finetune: bool = False
+    """Train the towers too; otherwise they are frozen and their features cached."""
+    cache: Path | None = None
+    """Folder for cached features; None for the user's cache folder."""
+    workers: int = 0
+    """Processes that decode images while the towers train."""
+    epochs: int = 12
+    batch_size: int = 512
+    lr: float = 3e-3

@@ -1,0 +1,45 @@
+"""How sentence models are trained."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ncl_multi.training.config import TrainConfig
+
+Loss = Literal["info_nce", "spectral"]
+
+
+@dataclass(frozen=True)
+class SentenceConfig(TrainConfig):
+    """How a `NonNegEncoder` is trained on texts."""
+
+    k: tuple[int, ...] | None = None
+    """Train for these numbers of active dimensions at once; the last is what the model serves. None
+    takes 8, 16, ... up to the k of the head."""
+    anneal_k: float = 1.0
+    """Start with so many times as many, and come down over the first 70 % of the steps."""
+    start: Literal["axes", "clusters", "random"] = "axes"
+    """Where the dimensions start: on axes along which the features are sparse, on clusters."""
+    loss: Loss = "info_nce"
+    """The contrastive loss of pairs."""
+    temperature: float = 0.05
+    """Of the contrastive losses."""
+    contrast: float = 1.0
+    """Weight of the loss of pairs and triplets; single sentences are paired with a noisy copy."""
+    correlation: float = 0.3
+    """Weight of the correlation between the cosines of codes and those of the encoder."""
+    scored: float = 0.0
+    """Weight of the correlation with human scores, where there are any."""
+    neighbours: int = 64
+    """Pairs whose cosines are compared include a sentence and one of so many nearest others."""
+    reconstruction: float = 0.0
+    """Weight of rebuilding the encoder's features from the codes, linearly."""
+    dropout: float = 0.05
+    """Share of features that is dropped in training; makes the noisy copy, too."""
+    finetune: bool = False
+    """Train the encoder too; otherwise it is frozen and its features are cached."""
+    epochs: int = 10
+    batch_size: int = 256
+    """Examples per process."""
+    lr: float = 3e-3
+    ema: float | None = 0.98
+    """End with a moving average of the weights: few pairs make for noisy ones."""

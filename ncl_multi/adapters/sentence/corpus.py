@@ -1,0 +1,160 @@
+"""Sentences to train on: which belong together, what is near, and their cached features."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils.data import Dataset
+
+from ncl_multi.adapters.sentence.encoder import fingerprint
+from ncl_multi.data.fetch import cache
+from ncl_multi.files import atomic
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences, each once; examples and pairs are rows of them, with what people say of pairs."""
+
+    sentences: list[str]
+    examples: Tensor
+    pairs: Tensor
+    scores: Tensor
+    name: str = "texts"
+
+    @classmethod
+    def of(
+        cls,
+        examples: Sequence[str] | Sequence[Sequence[str]],
+        scored: Sequence[tuple[Sequence[str], float]] = (),
+        name: str = "texts",
+    ) -> "Corpus":
+        """A corpus of texts, pairs or triplets, and pairs with human scores.
+
+        A row that is not of the kind of the first one is refused with its number.
+
+        Example:
+            >>> corpus = Corpus.of([("a dog", "a puppy"), ("a car", "a dog")])
+            >>> corpus.sentences, corpus.examples
+            (['a dog', 'a puppy', 'a car'], tensor([[0, 1],
+                    [2, 0]]))
+        """
+        rows = _checked_rows(examples)
+        number: dict[str, int] = {}
+        numbered = [
+            torch.tensor([[number.setdefault(s, len(number)) for s in row] for row in some])
+            for some in (rows, [row for row, _ in scored])
+        ]
+        pairs = numbered[1].view(-1, 2).long()
+        scores = torch.tensor([score for _, score in scored])
+        return cls(list(number), numbered[0], pairs, scores, name)
+
+    def fingerprint(self) -> str:
+        """A hash of the sentences and of what belongs together."""
+        parts = [self.examples.tolist(), self.pairs.tolist(), self.scores.tolist()]
+        return hashlib.sha256(json.dumps([self.sentences, *parts]).encode()).hexdigest()[:16]
+
+    def draw_pairs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the two sides of random pairs, and their scores; none if there are none."""
+        drawn = torch.randint(max(1, len(self.pairs)), (count if len(self.pairs) else 0,))
+        return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
+
+
+def nearest(h: Tensor, count: int) -> Tensor:
+    """Rows of each row's `count` nearest others by cosine, the nearest first.
+
+    Example:
+        >>> nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1)[:, 0]
+        tensor([1, 0, 1])
+    """
+    unit = normalize(h, dim=1)
+    found = []
+    for start in range(0, len(unit), 1024):
+        cosines = unit[start : start + 1024] @ unit.T
+        cosines[torch.arange(len(cosines)), start + torch.arange(len(cosines))] = -2
+        found.append(cosines.topk(min(count, len(h) - 1), dim=1).indices)
+    return torch.cat(found)
+
+
+class Neighbours:
+    """All rows of the features, each with its nearest others."""
+
+    def __init__(self, h: Tensor, count: int):
+        self.nearest = nearest(h, count)
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random rows and for each one of its neighbours, the nearer, the likelier."""
+        drawn = torch.randint(len(self.nearest), (count,))
+        rank = self.nearest.shape[1] ** torch.rand(count)
+        return drawn, self.nearest[drawn, rank.long() - 1]
+
+
+def cached_features(model: Any, sentences: Sequence[str]) -> Tensor:
+    """The encoder's features of sentences, computed once and kept in the user's cache folder.
+
+    They are found again by the encoder's weights, not by its name. Of several runs that want the
+    same ones at the same time, one computes them.
+    """
+    told = json.dumps([fingerprint(model.encoder), model.encoder.pooling, *sentences]).encode()
+    path = cache() / "sentence" / f"{hashlib.sha256(told).hexdigest()[:32]}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        try:
+            return load_file(path)["h"]
+        except (FileNotFoundError, SafetensorError, KeyError):
+            h = model.embed(sentences)
+        with atomic(path) as unfinished:
+            save_file({"h": h.contiguous()}, unfinished)
+    return h
+
+
+class Rows(Dataset):
+    """Row numbers of the sentences of an example, a whole batch at a time."""
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+    def __getitems__(self, indices: list[int]) -> Tensor:
+        return self.rows[indices]
+
+    @staticmethod
+    def together(batch: Any) -> Any:
+        """For `collate_fn`: the batch is one already."""
+        return batch
+
+
+def _checked_rows(examples: Any) -> list[tuple[str, ...]]:
+    """Every example as a tuple of texts, all of one length."""
+    if isinstance(examples, str | bytes) or not len(examples):
+        raise ValueError(f"fit needs a list of texts, pairs or triplets; got {examples!r}")
+    rows: list[tuple[str, ...]] = []
+    for row, example in enumerate(examples):
+        texts = (example,) if isinstance(example, str) else example
+        if not isinstance(texts, tuple | list) or not 1 <= len(texts) <= 3:
+            raise ValueError(
+                f"row {row} must be a text, a pair or a triplet of texts; got {str(example)[:60]!r}"
+            )
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError(f"row {row} has an entry that is not text; got {str(example)[:60]!r}")
+        if rows and len(texts) != len(rows[0]):
+            raise ValueError(
+                f"all rows must have as many texts as the first, {len(rows[0])}; row {row} has "
+                f"{len(texts)}"
+            )
+        rows.append(tuple(texts))
+    if len(rows) < 2:
+        raise ValueError("fit needs at least two examples; got one")
+    return rows

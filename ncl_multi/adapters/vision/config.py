@@ -1,0 +1,37 @@
+"""How vision models are trained."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ncl_multi.training.config import TrainConfig
+
+Loss = Literal["info_nce", "spectral"]
+
+
+@dataclass(frozen=True)
+class VisionConfig(TrainConfig):
+    """How a `NonNegVision` is trained."""
+
+    loss: Loss = "info_nce"
+    """SimCLR's loss, or the spectral one on codes of squared length 2 / temperature."""
+    temperature: float = 0.13
+    """Divides the cosines."""
+    jitter: float = 0.4
+    """Strength of the colour changes."""
+    blur_share: float = 0.0
+    """Share of views that are blurred."""
+    optimizer: Literal["adamw", "lars"] = "adamw"
+    """With `lars` the learning rate is for a batch of 256 and grows with the batch."""
+    workers: int = 0
+    """Processes that decode images of a folder or the hub."""
+    epochs: int = 7
+    batch_size: int = 128
+    lr: float = 2e-3
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(VisionConfig):
+    """How a `NonNegClassifier` is trained."""
+
+    epochs: int = 5
+    batch_size: int = 256

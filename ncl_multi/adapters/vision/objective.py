@@ -1,0 +1,60 @@
+"""What images are trained with: SimCLR without labels, cross entropy with them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from ncl_multi.adapters.vision.config import Loss
+from ncl_multi.adapters.vision.views import Views
+from ncl_multi.distributed import gather
+from ncl_multi.losses import info_nce, spectral
+
+
+class SimCLR(nn.Module):
+    """Two random views of each image are a positive pair; all other images are negatives.
+
+    Args:
+        model: Gives codes of images in [0, 1].
+        views: Makes a random view of every image of a batch.
+        loss: `spectral` is on codes of squared length 2 / temperature.
+        temperature: Divides the cosines.
+    """
+
+    def __init__(
+        self, model: nn.Module, views: Views, *, loss: Loss = "info_nce", temperature: float = 0.2
+    ):
+        super().__init__()
+        self.model, self.views, self.loss, self.temperature = model, views, loss, temperature
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The loss of images, or of a pair of images and labels, and the codes of both views."""
+        images = batch if isinstance(batch, Tensor) else batch[0]
+        z = self.model(self.views(torch.cat([images, images])))
+        za, zb = (gather(view) for view in z.chunk(2))
+        if self.loss == "spectral":
+            length = (2 / self.temperature) ** 0.5
+            return spectral(length * normalize(za, dim=1), length * normalize(zb, dim=1)), z
+        return info_nce(za, zb, temperature=self.temperature, within_view=True), z
+
+
+class Supervised(nn.Module):
+    """Cross entropy of the labels, on one random view of each image.
+
+    Args:
+        model: A `NonNegClassifier`; a signed head makes this plain cross entropy.
+        views: Makes a random view of every image of a batch.
+    """
+
+    model: Any
+
+    def __init__(self, model: nn.Module, views: Views):
+        super().__init__()
+        self.model, self.views = model, views
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of images and labels, and the codes it was computed from."""
+        images, y = batch
+        z = self.model(self.views(images))
+        return self.model.classifier(z, y), z

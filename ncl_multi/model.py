@@ -1,0 +1,371 @@
+"""The contract of every model: fit, encode, embed, features, shorten, save and load."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from scipy.sparse import csr_array, vstack
+from torch import Tensor, nn
+
+from ncl_multi.codes.features import Features, to_csr
+from ncl_multi.codes.shorten import shorten
+from ncl_multi.distributed import is_main
+from ncl_multi.files import atomic_folder, check_keys, read_json
+from ncl_multi.head import NonNegHead, top_k
+from ncl_multi.training.config import TrainConfig
+
+try:
+    from huggingface_hub import ModelHubMixin, snapshot_download
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs huggingface_hub: pip install 'ncl-multi[train]'") from error
+
+FORMAT = "ncl_multi.model/2"
+_KINDS = {
+    "clip": "ncl_multi.adapters.clip.model:NonNegClip",
+    "graph": "ncl_multi.adapters.graph.model:NonNegGraph",
+    "sentence": "ncl_multi.adapters.sentence.model:NonNegEncoder",
+    "vision": "ncl_multi.adapters.vision.model:NonNegVision",
+    "classifier": "ncl_multi.adapters.vision.model:NonNegClassifier",
+}
+_KEYS = ("format", "kind", "options", "trained_on", "figures")
+_ADVICE = "ncl.load takes a run folder, its model/ folder, or a name on the hub"
+Model = TypeVar("Model", bound="SparseModel")
+
+
+class UntrainedWarning(UserWarning):
+    """Codes were asked of a head that has not been trained."""
+
+
+class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
+    """An encoder with a non-negative head: the base of sentence, CLIP, vision and graph models.
+
+    An adapter says how items become features (`_embedded`), which head reads them (`_head`), how it
+    is trained (`_fit`, `config_type`) and what it takes to build it again (`options`, `_build`).
+    """
+
+    kind: ClassVar[str]
+    config_type: ClassVar[type[TrainConfig]] = TrainConfig
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained_on: dict[str, Any] | None = None
+        """What `fit` was given; None before."""
+        self.figures: dict[str, Any] = {}
+        """Measurements that the model card shows."""
+
+    def fit(self: Model, data: Any, config: TrainConfig | None = None, **options: Any) -> Model:
+        """Train on `data` and return the model itself.
+
+        Args:
+            data: What the adapter trains on; see its class.
+            config: How to train. With `config.out` the run is kept in that folder and resumes
+                there, and the model is saved in its `model/`; without, nothing is written.
+            options: Fields of the config to change, such as `epochs=20`.
+        """
+        config = replace(config or self.config_type(), **options)
+        # What helps in training starts from the seed, too, whatever was drawn before.
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            about = self._fit(data, config)
+        self.trained_on = about | {"seed": config.seed}
+        if config.out is not None and is_main():
+            self.save_pretrained(config.out / "model")
+        return self.eval()
+
+    def encode(
+        self,
+        items: Any,
+        *,
+        k: int | None = None,
+        dense: bool = False,
+        batch_size: int | None = None,
+        progress: bool = False,
+    ) -> csr_array | Tensor:
+        """Unit codes of items, in their order: a `csr_array`, or a tensor if `dense`.
+
+        `k` keeps the k largest entries of a row.
+        """
+        parts = self.stream(items, k=k, batch_size=batch_size, progress=progress)
+        none = csr_array((0, self.dims), dtype=np.float32)
+        codes = vstack([none, *parts], format="csr")
+        return torch.from_numpy(codes.toarray()) if dense else codes
+
+    def stream(
+        self,
+        items: Any,
+        *,
+        k: int | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+    ) -> Iterator[csr_array]:
+        """What `encode` gives, some rows at a time: for more items than fit in memory."""
+        if k is not None and not 1 <= k <= self.dims:
+            raise ValueError(f"k must lie in 1..{self.dims}, the codes' width; got {k}")
+        self._warn_if_untrained()
+        with self._evaluating():
+            head = self._head(items)
+            for h in self._embedded(items, batch_size, progress):
+                with torch.inference_mode():
+                    z = head(h)
+                yield to_csr(z if k is None else top_k(z, k))
+
+    def embed(
+        self, items: Any, *, batch_size: int | None = None, progress: bool = False
+    ) -> Float[Tensor, "n width"]:
+        """The encoder's output, before the head, on the CPU."""
+        with self._evaluating():
+            parts = [h.float().cpu() for h in self._embedded(items, batch_size, progress)]
+        return torch.cat(parts) if parts else torch.zeros(0, self._heads()[0].in_dim)
+
+    def features(self, items: Any, *, y: Tensor | None = None, split: str = "test") -> Features:
+        """Codes of items with what a person can look at, and where they come from."""
+        about = {
+            "kind": self.kind, "split": split, "output": "head", "normalised": True,
+            "activation": self._heads()[0].activation, "trained_on": self.trained_on,
+        }  # fmt: skip
+        return Features(self.encode(items), y, about=about, **self._shown(items))
+
+    def shorten(self: Model, dims: int, features: Any) -> Model:
+        """A copy with only the `dims` dimensions most worth keeping on these codes."""
+        return shorten(self, dims, features)
+
+    def signed_twin(self: Model) -> Model:
+        """The same model with a signed head: same weights to start from, nothing non-negative."""
+        if self.trained_on is not None:
+            raise ValueError(
+                "make the twin before the model is trained: it starts from its weights"
+            )
+        twin = deepcopy(self)
+        for module in list(twin.modules()):
+            for name, head in module.named_children():
+                if isinstance(head, NonNegHead):
+                    setattr(module, name, head.signed())
+        twin._became_signed()
+        return twin
+
+    @property
+    def dims(self) -> int:
+        """Width of the codes."""
+        return self._heads()[0].out_dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head is."""
+        return self._heads()[0].out.weight.device
+
+    @property
+    def trained(self) -> bool:
+        """Whether the head has seen training data, in `fit` or in a loop of your own."""
+        return self.trained_on is not None or self._heads()[0].trained
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | Path, *, push_to_hub: bool = False, **hub: Any
+    ) -> str | None:
+        """Write the model to a folder, whole or not at all; with `push_to_hub` also to the hub."""
+        folder = Path(save_directory)
+        with atomic_folder(folder) as unfinished:
+            self._save_parts(unfinished)
+            config = {
+                "format": FORMAT, "kind": self.kind, "options": self.options(),
+                "trained_on": self.trained_on, "figures": self.figures,
+            }  # fmt: skip
+            text = json.dumps(config, indent=2, default=str)
+            (unfinished / "config.json").write_text(text)
+            (unfinished / "README.md").write_text(self._card())
+        if not push_to_hub:
+            return None
+        return self.push_to_hub(hub.pop("repo_id", folder.name), **hub)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls: type[Model], pretrained_model_name_or_path: str | Path, **options: Any
+    ) -> Model:
+        """A model that `save_pretrained` wrote; see `load`."""
+        return _load(pretrained_model_name_or_path, cls, options)
+
+    # What adapters provide.
+
+    def options(self) -> dict[str, Any]:
+        """What `_build` needs to make the model again."""
+        raise NotImplementedError
+
+    @classmethod
+    def _build(cls: type[Model], options: dict[str, Any], folder: Path, **given: Any) -> Model:
+        """A model as `options` and the folder's parts describe it, with any weights."""
+        if given:
+            raise TypeError(f"{cls.__name__} takes no option {', '.join(given)}")
+        return cls(**options)
+
+    def _fit(self, data: Any, config: Any) -> dict[str, Any]:
+        """Train; return what it was trained on, in a few JSON values."""
+        raise NotImplementedError
+
+    def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
+        """The encoder's output of items in their order, some rows at a time."""
+        raise NotImplementedError
+
+    def _head(self, items: Any) -> nn.Module:
+        """The head that serves these items."""
+        return self._heads()[0].fold()
+
+    def _shown(self, items: Any) -> dict[str, Any]:
+        """Texts or thumbnails of items, as `Features` takes them."""
+        return {}
+
+    def _became_signed(self) -> None:
+        """Called on a twin after its heads were replaced."""
+
+    def _save_parts(self, folder: Path) -> None:
+        save_model(self, str(folder / "model.safetensors"))
+
+    def _load_parts(self, folder: Path) -> None:
+        load_model(self, folder / "model.safetensors")
+
+    def _heads(self) -> list[NonNegHead]:
+        return [module for module in self.modules() if isinstance(module, NonNegHead)]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _warn_if_untrained(self) -> None:
+        if not self.trained:
+            warnings.warn(
+                f"this head is untrained: its dimensions mean nothing yet. Call "
+                f"{type(self).__name__}.fit(...), or load a trained model with ncl.load(...)",
+                UntrainedWarning,
+                stacklevel=3,
+            )
+
+    def _card(self) -> str:
+        head = self._heads()[0]
+        data = self._hub_mixin_info.model_card_data.to_yaml()
+        figures = "\n".join(f"| {name} | {value} |" for name, value in self.figures.items())
+        trained_on = ", ".join(
+            f"{name}: {value}" for name, value in (self.trained_on or {}).items()
+        )
+        return _CARD.format(
+            data=data, kind=self.kind, dims=self.dims, options=head.extra_repr(),
+            trained_on=trained_on or "Not trained yet.",
+            figures=f"| measure | value |\n|---|---|\n{figures}" if figures else "Not measured.",
+        )  # fmt: skip
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A trained model of any kind: from a run folder, its `model/` folder, or the hub.
+
+    Nothing in the files is executed. `trust_remote_code=True` lets a sentence encoder run the code
+    that comes with it.
+    """
+    return _load(source, SparseModel, options)
+
+
+def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) -> Model:
+    folder = _folder(source, options)
+    try:
+        if not (folder / "config.json").is_file():
+            raise ValueError("it has no config.json")
+        config = read_json(folder / "config.json")
+        if config.get("format") != FORMAT:
+            config = _of_version_1(folder, config)
+        else:
+            check_keys(config, _KEYS, (), folder / "config.json")
+        if config["kind"] not in _KINDS:
+            raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
+        module, _, name = _KINDS[config["kind"]].partition(":")
+        cls = getattr(import_module(module), name)
+        if not issubclass(cls, expected):
+            raise ValueError(f"it contains a {cls.__name__}, not a {expected.__name__}")
+        model = cls._build(config["options"], folder, **options)
+        model._load_parts(folder)
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"{source} does not contain a model written by save_pretrained: {error}. {_ADVICE}"
+        ) from error
+    model.trained_on = config["trained_on"]
+    model.figures = config["figures"]
+    return model.eval()
+
+
+def _folder(source: str | Path, options: dict[str, Any]) -> Path:
+    path = Path(source)
+    if path.is_dir():
+        return path / "model" if (path / "model" / "config.json").is_file() else path
+    if path.exists() or isinstance(source, Path) or str(source).count("/") != 1:
+        raise ValueError(f"{source} is not a folder. {_ADVICE}")
+    known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+    hub = {name: options.pop(name) for name in known if name in options}
+    try:
+        return Path(snapshot_download(str(source), **hub))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{source} is neither a folder nor a model on the hub: {error}") from error
+
+
+def _of_version_1(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model saved by version 0.1, as this version writes it."""
+    kind, options, figures = "", config, {}
+    if config.get("format") == "ncl_multi.encoder/1":
+        head = config["head"]
+        options = {"pooling": config["pooling"], "tower": config["tower"], "head": head}
+        kind = "sentence"
+    elif (folder / "towers").is_dir():
+        kind, figures = "clip", config["figures"]
+        options = {"dims": config["dims"], "options": config["options"]}
+    elif "classes" in config:
+        kind = "classifier"
+    elif "size" in config:
+        kind, options = "vision", config | {"pretrained": False}
+    elif "in_dim" in config:
+        kind = "graph"
+        options = {**config, "width": config.get("hidden_dim", 256)}
+        options.pop("hidden_dim", None)
+    else:
+        raise ValueError(f"config.json has the format {config.get('format')!r}, not {FORMAT!r}")
+    return {
+        "format": FORMAT, "kind": kind, "options": options, "figures": figures,
+        "trained_on": {"version": "0.1"},
+    }  # fmt: skip
+
+
+_CARD = """---
+{data}
+---
+
+# Non-negative {kind} codes
+
+Sparse codes of {dims} dimensions ({options}), trained with
+[non-negative contrastive learning](https://arxiv.org/abs/2403.12459): no entry is below zero, most
+are exactly zero, and a dimension fires for one kind of thing.
+
+```python
+import ncl_multi as ncl
+
+model = ncl.load("<this folder or repository>")
+codes = model.encode(items)  # scipy.sparse.csr_array, unit rows
+```
+
+## Trained on
+
+{trained_on}
+
+## Measured
+
+{figures}
+"""

@@ -1,0 +1,86 @@
+"""What a training run can be told."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+Config = TypeVar("Config", bound="TrainConfig")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What every recipe can be told about training."""
+
+    out: Path | None = None
+    """Folder of the run; None trains in memory and writes nothing."""
+    epochs: int = 10
+    """Passes over the data."""
+    steps: int | None = None
+    """Stop after this many steps instead of after `epochs`."""
+    batch_size: int = 256
+    """Rows per process."""
+    lr: float = 1e-3
+    """Highest learning rate."""
+    weight_decay: float = 1e-4
+    """Pull of the weights towards zero."""
+    warmup: float = 0.05
+    """Share of the steps over which the learning rate rises."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """What the learning rate does after the warm-up."""
+    clip_grad: float | None = None
+    """Largest gradient norm; None to leave gradients as they are."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before the weights move."""
+    ema: float | None = None
+    """Keep a moving average of the weights with this decay, and end with it."""
+    seed: int = 0
+    """Seed of everything random."""
+    device: str | None = None
+    """`cpu`, `cuda`, ...; None takes the best there is."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the encoder; losses are always summed in fp32."""
+    compile: bool = False
+    """Compile the model with `torch.compile`."""
+    resume: bool = True
+    """Resume the run in `out`, if there is one; False (`--no-resume`) replaces it."""
+    log_every: int = 10
+    """Steps between two lines of `train.jsonl`."""
+    checkpoint_every: int = 200
+    """Steps between two checkpoints."""
+    track: Literal["none", "tensorboard", "wandb"] = "none"
+    """Also send the log to TensorBoard or Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.out, str):
+            object.__setattr__(self, "out", Path(self.out))
+        least = {"epochs": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "log_every": 1}
+        for name, smallest in (least | {"checkpoint_every": 1}).items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        if self.precision == "fp16" and self.device == "cpu":
+            raise ValueError("precision fp16 needs a GPU; use fp32 or bf16 on a CPU")
+
+    @property
+    def rows_seen(self) -> int | None:
+        """The most rows that a run of so many `steps` can see; None if it is `epochs` that count.
+
+        For a short run not to wait for the features of others. Known before processes have met.
+        """
+        together = self.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
+        return None if self.steps is None else self.steps * together
+
+
+def command_line(presets: Mapping[str, Config]) -> Config:
+    """The config that the command line asks for: `--preset` first, other options change it."""
+    import tyro
+
+    names = list(presets)
+    given = [a.split("=", 1) for a in sys.argv[1:]]
+    flat = [part for argument in given for part in argument]
+    name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
+    config = presets.get(name, presets[names[0]])
+    return tyro.cli(type(config), default=config)
