@@ -11,7 +11,6 @@ Usage:
 import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ import tyro
 
 if TYPE_CHECKING:
     from ncl_multi.adapters.clip.inputs import TowerFeatures
-    from ncl_multi.adapters.clip.model import ClipHeads
     from ncl_multi.adapters.clip.pairs import Pairs
 
 COMPARED: tuple[dict[str, Any], ...] = (
@@ -49,8 +47,6 @@ class Config:
     """At least two, for stability."""
     steps: int = 168
     """Steps of training."""
-    out: Path = Path("runs/choose_clip")
-    """Folder for checkpoints."""
 
 
 def hold_out(train: "TowerFeatures", vendor: str) -> dict[str, "TowerFeatures"]:
@@ -95,9 +91,9 @@ def train_heads(cfg: Config, setting: dict[str, Any], train: "TowerFeatures", se
     import torch
     from torch.utils.data import DataLoader
 
-    from ncl_multi import fit
-    from ncl_multi.adapters.clip.model import ClipHeads
-    from ncl_multi.training.fit import TrainConfig
+    from ncl_multi import TrainConfig, fit
+    from ncl_multi.adapters.clip.heads import ClipHeads
+    from ncl_multi.adapters.clip.objective import ClipObjective
 
     torch.manual_seed(seed)
     heads = ClipHeads(
@@ -109,16 +105,11 @@ def train_heads(cfg: Config, setting: dict[str, Any], train: "TowerFeatures", se
     if setting["clusters"]:
         heads.start_on_clusters(train.image[0], train.text, train.pairs.links)
 
-    def step(trained: "ClipHeads", batch: Any):
-        image, text, groups = train.draw(batch)
-        z_image, z_text, temperature = trained(image, text)
-        return heads.loss(z_image, z_text, temperature, groups), z_image
-
     plan = TrainConfig(
-        out=cfg.out, steps=cfg.steps, batch_size=min(512, len(train)), lr=3e-3, seed=seed,
-        resume=False, device="cpu",
+        steps=cfg.steps, batch_size=min(512, len(train)), lr=3e-3, seed=seed, device="cpu",
     )  # fmt: skip
-    fit(heads, step, DataLoader(train, plan.batch_size, drop_last=True), plan)
+    rows: Any = train
+    fit(ClipObjective(heads, train), DataLoader(rows, plan.batch_size, drop_last=True), plan)
     return heads.eval()
 
 
@@ -135,12 +126,12 @@ def compare(cfg: Config, setting: dict[str, Any], splits: dict[str, Any]) -> dic
         found = [both_ways(*own, pairs.relevant()) for own in z]
         images = [z_image for z_image, _ in z]
         row |= {
-            f"{split} t2i R@10": mean(own["t2i R@10"] for own in found),
-            f"{split} i2t R@10": mean(own["i2t R@10"] for own in found),
-            f"{split} purity": mean(purity(own, pairs.y) for own in images),
-            f"{split} consistency": mean(class_consistency(own, pairs.y) for own in images),
-            f"{split} distinct": mean(distinct(own) for own in images),
-            f"{split} stability": mean(stability(*two) for two in pairwise(images)),
+            f"{split}_t2i_r_at_10": mean(own["t2i_r_at_10"] for own in found),
+            f"{split}_i2t_r_at_10": mean(own["i2t_r_at_10"] for own in found),
+            f"{split}_purity": mean(purity(own, pairs.y) for own in images),
+            f"{split}_consistency": mean(class_consistency(own, pairs.y) for own in images),
+            f"{split}_distinct": mean(distinct(own) for own in images),
+            f"{split}_stability": mean(stability(*two) for two in pairwise(images)),
         }
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in row.items()}
 

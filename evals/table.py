@@ -2,8 +2,8 @@
 
 Usage:
     python evals/table.py runs/vision-*/metrics.json
-    python evals/table.py runs/clip-*/metrics.json --rows "NCL, dev" "twin, dev" \
---measures "t2i R@10" "i2t R@10"
+    python evals/table.py runs/clip-*/metrics.json --rows "ncl, style" "twin, style" \
+--measures t2i_r_at_10 i2t_r_at_10
     python evals/table.py runs/speed/losses.json
 
 It reads what recipes write to `metrics.json` and evals to their JSON files. A row is a group of

@@ -53,19 +53,20 @@ def main(cfg: Config) -> None:
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
     test = data.images(cfg.data, "test", size=cfg.size)
-    losses = {"CE": "none", "NCE": cfg.activation}
+    activations = {"twin": "none", "ncl": cfg.activation}
     rows: dict[str, dict[str, float]] = {}
     for start, encoder in (("scratch", None), ("ssl", pretrained_encoder(cfg, train))):
-        for projector, width in (("", None), (" + MLP", cfg.hidden_dim)):
-            for loss, activation in losses.items():
-                out = cfg.out / f"{loss}{projector}, {start}".replace(" ", "").replace(",", "-")
+        for projector, width in (("", None), ("_mlp", cfg.hidden_dim)):
+            for loss, activation in activations.items():
+                name = f"{loss}{projector}"
+                out = cfg.out / f"{name}_{start}"
                 variant = replace(cfg, out=out, activation=activation, hidden_dim=width)
-                row = rows.setdefault(f"{loss}{projector}", {})
+                row = rows.setdefault(name, {})
                 row |= train_and_judge(variant, train, test, encoder, start)
     if ncl.is_main():
         write_json(cfg.out / "metrics.json", {name: {"test": row} for name, row in rows.items()})
         table(f"{cfg.data}, {len(train)} images, test split", rows)
-        print(f"what each dimension means: {write_atlas(cfg.out / 'NCE+MLP-scratch')}")
+        print(f"what each dimension means: {write_atlas(cfg.out / 'ncl_mlp_scratch')}")
 
 
 def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, float]:
@@ -110,7 +111,7 @@ def pretrained_encoder(cfg: Config, train) -> dict:
     model = ncl.NonNegVision(
         cfg.model, cfg.dims, hidden_dim=cfg.hidden_dim, density=None, size=cfg.size, seed=cfg.seed
     )
-    ssl = replace(cfg, out=cfg.out / "SSL", epochs=cfg.pretrain_epochs)
+    ssl = replace(cfg, out=cfg.out / "ssl", epochs=cfg.pretrain_epochs)
     return model.fit(train, ssl).cpu().encoder.state_dict()
 
 

@@ -420,7 +420,7 @@ def test_the_supervised_table_has_every_cell(tmp_path):
     kept = {k: v for k, v in TINY.items() if k != "twin"} | {"steps": 2, "batch_size": 32}
     recipe.main(recipe.Config(out=tmp_path, **kept))
     rows = json.loads((tmp_path / "metrics.json").read_text())
-    assert list(rows) == ["CE", "NCE", "CE + MLP", "NCE + MLP"]
+    assert list(rows) == ["twin", "ncl", "twin_mlp", "ncl_mlp"]
     for row in rows.values():
         assert {"accuracy_scratch", "accuracy_ssl"} <= set(row["test"])
     sparsity = {name: row["test"]["sparsity_scratch"] for name, row in rows.items()}

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from ncl_multi.adapters.clip.config import ClipConfig
+from ncl_multi.adapters.clip.heads import ClipHeads
 from ncl_multi.adapters.clip.inputs import TowerFeatures
-from ncl_multi.adapters.clip.model import ClipHeads, NonNegClip
+from ncl_multi.adapters.clip.model import NonNegClip
 from ncl_multi.adapters.clip.pairs import Pairs
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.names import name_dimensions
@@ -27,10 +28,12 @@ from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
 from ncl_multi.report import table, write_json
 
 SHOWN = (
-    "t2i R@1", "t2i R@10", "t2i median rank", "i2t R@1", "i2t R@10", "i2t median rank",
-    "zero-shot %", "image active %", "text active %", "alive", "class consistency",
+    "t2i_r_at_1", "t2i_r_at_10", "t2i_median_rank", "i2t_r_at_1", "i2t_r_at_10", "i2t_median_rank",
+    "zero_shot_percent", "image_active_percent", "text_active_percent", "alive",
+    "class_consistency",
 )  # fmt: skip
 TEMPLATES = ("{}", "an emoji of {}", "a picture of {}")
+Figures = dict[str, dict[str, dict[str, float]]]
 _CURVE = (16, 64)
 _SHARES = (0.05, 0.1, 1.0)
 _ROWS_AT_ONCE = 1024
@@ -70,8 +73,8 @@ def both_ways(z_image: QueryCodes, z_text: ItemCodes, relevant: csr_array) -> di
     }
     row: dict[str, float] = {}
     for way, figures in found.items():
-        row |= {f"{way} R@{k}": 100 * figures[f"hit@{k}"] for k in (1, 5, 10)}
-        row[f"{way} median rank"] = figures["median_rank"]
+        row |= {f"{way}_r_at_{k}": 100 * figures[f"hit@{k}"] for k in (1, 5, 10)}
+        row[f"{way}_median_rank"] = figures["median_rank"]
     return row
 
 
@@ -82,14 +85,13 @@ def _dense_if_full(z: Any) -> Any:
 
 def truncation_curve(
     z_image: csr_array, z_text: csr_array, relevant: csr_array, ks: Sequence[int]
-) -> list[dict[str, int | float]]:
-    """Retrieval when each row of either side keeps its k largest entries only."""
+) -> dict[int, dict[str, float]]:
+    """Retrieval when each row of either side keeps its k largest entries only, for each k."""
     dense = [torch.from_numpy(z.toarray()) for z in (z_image, z_text)]
-    curve: list[dict[str, int | float]] = []
+    curve = {}
     for k in sorted(k for k in set(ks) if 1 <= k <= z_image.shape[1]):
         cut = [F.normalize(top_k(z, k), dim=1) for z in dense]
-        row = both_ways(cut[0], cut[1], relevant)
-        curve.append({"k": k} | {m: row[m] for m in row if "median" not in m})
+        curve[k] = both_ways(cut[0], cut[1], relevant)
     return curve
 
 
@@ -124,24 +126,24 @@ def image_share(z_image: QueryCodes, z_text: ItemCodes) -> Float[np.ndarray, " d
 
 def judge(
     heads: ClipHeads, features: TowerFeatures, encode_text: Callable[[Sequence[str]], Tensor]
-) -> tuple[dict[str, Any], tuple[csr_array, csr_array]]:
+) -> tuple[dict[str, float], tuple[csr_array, csr_array]]:
     """Every figure of one split, and the codes of images and captions it was taken from."""
     pairs = features.pairs
     z_image, z_text = codes(heads, features)
     relevant = pairs.relevant()
-    row: dict[str, Any] = both_ways(z_image, z_text, relevant)
+    row = both_ways(z_image, z_text, relevant)
     for side, z, y in (("image", z_image, pairs.y), ("text", z_text, None)):
         read = readability(z, y)
-        row |= {f"{side} active %": 100 * (1 - read["sparsity"]), f"{side} alive": read["alive"]}
-        row[f"{side} active dims"] = read["active_dims"]
+        row[f"{side}_active_percent"] = 100 * (1 - read["sparsity"])
+        row |= {f"{side}_{m}": read[m] for m in ("alive", "active_dims")}
         if y is not None:
-            row["class consistency"] = read["class_consistency"]
+            row["class_consistency"] = read["class_consistency"]
     share = image_share(z_image, z_text)
     row["alive"] = float(np.isfinite(share).mean())
     lives = share[np.isfinite(share)]
-    row["dims of both sides"] = float(((lives > 0.1) & (lives < 0.9)).mean())
+    row["dims_of_both_sides"] = float(((lives > 0.1) & (lives < 0.9)).mean())
     if pairs.y is not None and pairs.classes is not None:
-        row["zero-shot %"] = zero_shot_accuracy(z_image, pairs.y, pairs.classes, encode_text)
+        row["zero_shot_percent"] = zero_shot_accuracy(z_image, pairs.y, pairs.classes, encode_text)
     return row, (z_image, z_text)
 
 
@@ -170,44 +172,31 @@ def write_report(
     config: ClipConfig,
     *,
     keep: int | None = None,
-) -> dict[str, Any]:
+) -> Figures:
     """Measure every model on every split but `train`; write codes, figures and names.
 
-    Dimensions are named by the training captions. `keep` also measures the `ncl` model shortened to
-    so many dimensions, and saves it. What belongs to a model other than `ncl` is written to a
-    folder of its name.
+    Dimensions are named by the training captions. `ncl@16` is the `ncl` model with the 16 largest
+    entries of each row, `ncl_shortened` the one with only `keep` dimensions, which is saved, too.
+    What belongs to a model other than `ncl` is written to a folder of its name.
     """
     if config.out is None:
         raise ValueError("a report needs a folder: set out")
-    figures: dict[str, Any] = {}
+    figures: Figures = {}
     for name, model in models.items():
         own = replace(config, out=config.out if name == "ncl" else config.out / name)
         inputs = {split: model.tower_features(pairs, own) for split, pairs in splits.items()}
         named_by = inputs.pop("train")
         shorter = keep if name == "ncl" else None
-        figures[name] = _report(model, inputs, named_by, cast(Path, own.out), own.seed, shorter)
+        measured = _report(model, inputs, named_by, cast(Path, own.out), own.seed, shorter)
+        figures |= {f"{name}{variant}": of_splits for variant, of_splits in measured.items()}
     write_json(config.out / "metrics.json", figures)
-    for split in next(iter(figures.values())):
+    for split in figures[next(iter(models))]:
         rows = {
             name: {m: own[split][m] for m in SHOWN if m in own[split]}
             for name, own in figures.items()
         }
         table(f"{splits[split].name}, {split}", rows)
-        less = truncation_rows(figures.get("ncl", {}).get(split, {}), keep)
-        if less:
-            table("ncl with fewer entries or dimensions", less)
     return figures
-
-
-def truncation_rows(row: Mapping[str, Any], keep: int | None) -> dict[str, dict[str, float]]:
-    """Retrieval with the largest k entries of a row, and of the shortened model."""
-    rows = {f"{at['k']} largest entries": at for at in row.get("curve", ())}
-    if "shortened" in row:
-        rows[f"{keep} dimensions kept"] = row["shortened"]
-    return {
-        name: {m: own[m] for m in ("t2i R@1", "t2i R@10", "i2t R@1", "i2t R@10")}
-        for name, own in rows.items()
-    }
 
 
 def _report(
@@ -217,13 +206,16 @@ def _report(
     out: Path,
     seed: int,
     keep: int | None,
-) -> dict[str, dict[str, Any]]:
-    """Figures of one model; its codes, names and weights are written to `out`."""
+) -> Figures:
+    """Figures of one model, under "", and of it with fewer entries (`@<k>`) or dimensions.
+
+    Its codes, names and weights are written to `out`.
+    """
 
     def encode_text(texts: Sequence[str]) -> Tensor:
         return torch.as_tensor(model.encode(texts, dense=True))
 
-    figures = {}
+    figures: Figures = {"": {}}
     about = {"model": model.towers.name, "seed": seed}
     about["activation"] = model.heads.image.activation
     ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
@@ -237,10 +229,13 @@ def _report(
             bar.update()
             relevant = features.pairs.relevant()
             if model.heads.image.activation not in SIGNED:
-                row["curve"] = truncation_curve(*whole_codes(model.heads, features), relevant, ks)
+                whole = whole_codes(model.heads, features)
+                for k, at_k in truncation_curve(*whole, relevant, ks).items():
+                    figures.setdefault(f"@{k}", {})[split] = at_k
             if short is not None:
-                row["shortened"] = both_ways(*codes(short.heads, features), relevant)
-            figures[split] = row
+                shorter = both_ways(*codes(short.heads, features), relevant)
+                figures.setdefault("_shortened", {})[split] = shorter
+            figures[""][split] = row
             for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
                 codes_of_side.save(out / "features" / f"{split}_{side}_head.safetensors")
             bar.update()
@@ -248,9 +243,8 @@ def _report(
         bar.update()
     model.figures = {
         f"{measure}, {split}": round(value, 4)
-        for split, row in figures.items()
+        for split, row in figures[""].items()
         for measure, value in row.items()
-        if isinstance(value, float)
     }
     model.save_pretrained(out / "model")
     if short is not None:

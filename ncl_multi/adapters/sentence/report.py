@@ -113,8 +113,13 @@ def write_report(
     rows = compare(out)
     figures: dict[str, Any] = {}
     for row in rows:
-        at_k = {f"{_snake(m)}": v for m, v in row.items() if isinstance(v, float)}
-        figures.setdefault(row["method"], {})[f"k={row['active']}"] = at_k
+        method, active = row["method"], row["active"]
+        judged = {m: v for m, v in row.items() if isinstance(v, float)}
+        dev = {"stsb_spearman": judged.pop("STS-B dev")}
+        test = {"stsb_spearman": judged.pop("STS-B test")}
+        test |= {_snake(m): v for m, v in judged.items()}
+        name = method if method == "dense" else f"{method}@{active}"
+        figures[name] = {"dev": dev, "test": test}
     write_json(out / "metrics.json", figures)
     table("quality at k active dimensions", {f"{r['method']} {r['active']}": r for r in rows})
     print(f"the same as a plot: {plot(rows, out / 'quality.png')}")
@@ -154,7 +159,7 @@ def baselines(
 
 
 def _snake(measure: str) -> str:
-    return measure.lower().replace(" ", "_").replace("-", "_").replace("@", "_")
+    return measure.lower().replace(" ", "_").replace("-", "_").replace("@", "_at_")
 
 
 def principal_axes(h: Tensor, dims: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,206 @@
+"""From features of two towers to codes in one space, and the loss that trains them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ncl_multi.head import Activation, NonNegHead, k_means, top_k
+from ncl_multi.losses import InfoNCE, imitation, info_nce, spectral
+
+Scalar = Float[Tensor, ""]
+_SQUARED_LENGTH = 16.0
+"""Of rows in the spectral part of the loss. From 5 to 40 it hardly matters."""
+_WHOLE_SHARE = 0.3
+"""Of the spectral part's weight, for whole codes: there it makes dimensions purer, at a cost in
+retrieval; on cut codes it does not cost any."""
+
+
+class ClipHeads(nn.Module):
+    """From features of two towers to codes in one space.
+
+    This is all that is trained when the towers are frozen, so it takes features, not pixels.
+
+    Args:
+        image_dim: Width of the image tower's features.
+        text_dim: Width of the text tower's features.
+        dims: Number of non-negative dimensions.
+        shared: One head for both sides, which must then be equally wide.
+        hidden_dim: Width of a hidden layer in each head; None for linear heads.
+        activation: See `NonNegHead`; `none` is the signed twin.
+        density: See `NonNegHead`.
+        k: Keep the k largest entries of a row, once trained; in training codes come out whole, and
+            `loss` makes them good at both.
+        spectral: Weight of the spectral loss that is added to InfoNCE; see `loss`. It makes
+            dimensions purer and more alike over seeds, where InfoNCE makes them retrieve.
+        dropout: Share of the towers' features that is dropped in training. With few pairs, sparse
+            heads learn them by heart without it.
+        temperature: Where the learnt temperature starts.
+        min_temperature: Its floor, one over the cap of CLIP's logit scale.
+    """
+
+    image_mean: Tensor
+    text_mean: Tensor
+
+    def __init__(
+        self,
+        image_dim: int,
+        text_dim: int,
+        dims: int,
+        *,
+        shared: bool = False,
+        hidden_dim: int | None = None,
+        activation: Activation = "relu",
+        density: float | None = None,
+        k: int | None = None,
+        spectral: float = 0.0,
+        dropout: float = 0.0,
+        temperature: float = 0.07,
+        min_temperature: float = 0.01,
+    ):
+        super().__init__()
+        if shared and image_dim != text_dim:
+            raise ValueError(
+                f"a shared head needs towers of one width; got {image_dim} for images and "
+                f"{text_dim} for texts. Use shared=False"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1); got {dropout}")
+        if spectral < 0:
+            raise ValueError(f"spectral must be at least 0; got {spectral}")
+        options: dict[str, Any] = {
+            "hidden_dim": hidden_dim, "activation": activation, "density": density,
+        }  # fmt: skip
+        if k is not None and not 1 <= k <= dims:
+            raise ValueError(f"k must lie in 1..{dims}, the heads' width; got {k}")
+        self.image = NonNegHead(image_dim, dims, **options)
+        self.text = None if shared else NonNegHead(text_dim, dims, **options)
+        self.contrast = InfoNCE(temperature, learnable=True, min_temperature=min_temperature)
+        self.dropout, self.k, self.spectral = dropout, k, spectral
+        self.register_buffer("image_mean", torch.zeros(image_dim))
+        self.register_buffer("text_mean", torch.zeros(text_dim))
+
+    def forward(
+        self, h_image: Float[Tensor, "n i"], h_text: Float[Tensor, "n t"]
+    ) -> tuple[Float[Tensor, "n dims"], Float[Tensor, "n dims"], Scalar]:
+        """Codes of both sides, not normalised, and the temperature."""
+        if self.text is None:
+            # In one pass, so that both sides are standardised by the same moments.
+            sides = self._prepare(h_image, self.image_mean), self._prepare(h_text, self.text_mean)
+            both = self._serve(self.image(torch.cat(sides)))
+            z_image, z_text = both[: len(h_image)], both[len(h_image) :]
+        else:
+            z_image, z_text = self.encode_image(h_image), self.encode_text(h_text)
+        return z_image, z_text, self.contrast.temperature
+
+    def encode_image(self, h: Float[Tensor, "n i"]) -> Float[Tensor, "n dims"]:
+        """Codes of image features."""
+        return self._serve(self.image(self._prepare(h, self.image_mean)))
+
+    def encode_text(self, h: Float[Tensor, "n t"]) -> Float[Tensor, "n dims"]:
+        """Codes of text features."""
+        head = self.image if self.text is None else self.text
+        return self._serve(head(self._prepare(h, self.text_mean)))
+
+    @torch.no_grad()
+    def centre(self, h_image: Float[Tensor, "n i"], h_text: Float[Tensor, "m t"]) -> None:
+        """Take the mean of these features off all that follow.
+
+        Of features with a large mean, dropout would mostly drop what they have in common.
+        """
+        self.image_mean.copy_(_unit(h_image).mean(dim=0))
+        self.text_mean.copy_(_unit(h_text).mean(dim=0))
+
+    @torch.no_grad()
+    def start_on_clusters(
+        self,
+        h_image: Float[Tensor, "n i"],
+        h_text: Float[Tensor, "m t"],
+        links: Int[Tensor, "pairs 2"],
+    ) -> None:
+        """Let each dimension start on one cluster of pairs, after `centre`.
+
+        A pair is an image next to the mean of its captions; `links` are rows of (image, caption).
+        Each head starts on its half of the centres of `k_means`, so that from the first step a
+        dimension fires for the same things in images and in texts. A shared head starts on clusters
+        of both sides in one space.
+        """
+        image, caption = links.T.to(h_image.device)
+        said = (_unit(h_text) - self.text_mean)[caption]
+        total = said.new_zeros(len(h_image), said.shape[1]).index_add_(0, image, said)
+        sides = F.normalize(_unit(h_image) - self.image_mean, dim=1), F.normalize(total, dim=1)
+        if self.text is None:
+            self.image.start_on(torch.cat(sides), "clusters")
+            return
+        centres = k_means(torch.cat(sides, dim=1), self.image.out_dim)
+        width = h_image.shape[1]
+        self.image.start_at(centres[:, :width])
+        self.text.start_at(centres[:, width:])
+
+    def loss(
+        self,
+        z_image: Float[Tensor, "n dims"],
+        z_text: Float[Tensor, "n dims"],
+        temperature: Scalar,
+        groups: Int[Tensor, " n"] | None = None,
+    ) -> Scalar:
+        """InfoNCE of codes and, if there is a `k`, of the same codes cut to it.
+
+        Cut codes have fewer entries to generalise with, so they also learn from the whole ones
+        how near each image is to the texts of the others. The spectral part is the weight
+        `spectral` times `spectral_of_cosines` of the cut codes, and 0.3 of it of the whole ones.
+        """
+
+        def contrast(za: Tensor, zb: Tensor, share: float = 1.0) -> Tensor:
+            loss = info_nce(za, zb, temperature=temperature, groups=groups)
+            if self.spectral == 0:
+                return loss
+            weight = share * self.spectral
+            return loss + weight * spectral_of_cosines(za, zb, _SQUARED_LENGTH)
+
+        if self.k is None:
+            return contrast(z_image, z_text, _WHOLE_SHARE)
+        k, whole = self.k, (z_image, z_text)
+
+        def of_cut(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+            # Wide codes take the most room, so they are cut again in the backward, not kept.
+            return checkpoint(
+                lambda *z: loss(*(top_k(side, k) for side in z)),
+                *whole,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+
+        loss = of_cut(lambda *cut: imitation(cut, whole, temperature))
+        return loss + of_cut(contrast) + contrast(*whole, _WHOLE_SHARE)
+
+    def _serve(self, z: Tensor) -> Tensor:
+        return z if self.training or self.k is None else top_k(z, self.k)
+
+    def _prepare(self, h: Tensor, mean: Tensor) -> Tensor:
+        return F.dropout(_unit(h) - mean, self.dropout, self.training)
+
+
+def spectral_of_cosines(
+    za: Float[Tensor, "n d"], zb: Float[Tensor, "n d"], squared_length: float
+) -> Scalar:
+    """squared_length * E cos(x, x-)^2 - 2 E cos(x, x+): `spectral` of rows of one length.
+
+    Codes are compared by cosine, so lengths are not left free. Divided by `squared_length`, so
+    that the pull of a partner weighs the same at any length.
+
+    Example:
+        >>> spectral_of_cosines(torch.eye(3), 7 * torch.eye(3), 10.0)
+        tensor(-2.)
+    """
+    za, zb = (F.normalize(z, dim=1) * squared_length**0.5 for z in (za, zb))
+    return spectral(za, zb) / squared_length
+
+
+def _unit(h: Tensor) -> Tensor:
+    """Rows of one length, such that an entry is about 1 in size."""
+    return F.normalize(h.float(), dim=1) * h.shape[1] ** 0.5
