@@ -1,16 +1,13 @@
 """Two real processes do what one does. They are started once; every test reads what they left."""
 
 import json
-import os
-import socket
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from processes import run_together
 from torch import nn
-from torch.multiprocessing import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -97,38 +94,25 @@ def codes():
     return z
 
 
-def worker(number: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
-        "RANK": str(number), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": "2",
-    }  # fmt: skip
-    dist.init_process_group("gloo")
+def worker(folder: str) -> None:
     found = everything()
-    x = torch.full((2, 3), float(number), requires_grad=True)
+    x = torch.full((2, 3), float(rank()), requires_grad=True)
     (gather(x) * torch.arange(4.0)[:, None]).sum().backward()
-    y = torch.tensor(float(number + 1), requires_grad=True)
+    y = torch.tensor(float(rank() + 1), requires_grad=True)
     all_reduce_sum(y).square().backward()
     found["gathered"] = {"rows": gather(x), "grad": x.grad, "total.grad": y.grad}
     found["health"] = {k: torch.tensor(v) for k, v in health_of(codes()).items()}
     found["fit"] = trained(Path(folder) / "run", batch_size=10)
-    try:
-        trained(
-            Path(folder) / "run", batch_size=9
-        )  # The same config, so it goes on: nothing to do.
-        found["again"] = {"ran": torch.tensor(True)}
-    finally:
-        torch.save(found, f"{folder}/{number}.pt")
-        dist.destroy_process_group()
+    # The same config, so it resumes: nothing to do.
+    trained(Path(folder) / "run", batch_size=9)
+    found["again"] = {"ran": torch.tensor(True)}
+    torch.save(found, f"{folder}/{rank()}.pt")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(worker, (port, str(folder)), nprocs=2)
+    run_together(worker, 2, str(folder))
     return [torch.load(folder / f"{i}.pt", weights_only=True) for i in range(2)], folder
 
 

@@ -7,11 +7,11 @@ Usage:
     python evals/speed/losses.py --processes 4 --split-sizes 65536 512 --exchanges ring --repeats 1
 """
 
-import socket
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tyro
@@ -116,25 +116,26 @@ def _split(
 def _together(
     world: int, n: int, d: int, options: dict[str, Any], repeats: int
 ) -> dict[str, float]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     context = get_context("spawn")
     results = context.SimpleQueue()
-    running = [
-        context.Process(target=_share, args=(number, world, port, n, d, options, repeats, results))
-        for number in range(world)
-    ]
-    for process in running:
-        process.start()
-    costs = [results.get() for _ in running]
-    for process in running:
-        process.join()
+    with TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        running = [
+            context.Process(
+                target=_share, args=(rank, world, store, n, d, options, repeats, results)
+            )
+            for rank in range(world)
+        ]
+        for process in running:
+            process.start()
+        costs = [results.get() for _ in running]
+        for process in running:
+            process.join()
     return {what: max(cost[what] for cost in costs) for what in costs[0]}
 
 
 def _share(
-    number: int, world: int, port: int, n: int, d: int, options: dict[str, Any], repeats: int,
+    rank: int, world: int, store: str, n: int, d: int, options: dict[str, Any], repeats: int,
     results: Any,
 ) -> None:  # fmt: skip
     """One process's time and memory for its part of the loss."""
@@ -144,8 +145,8 @@ def _share(
     from ncl_multi import info_nce
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=number, world_size=world)
-    mine = n // world + (number < n % world)
+    dist.init_process_group("gloo", store, rank=rank, world_size=world)
+    mine = n // world + (rank < n % world)
     views = [torch.randn(mine, d, requires_grad=True) for _ in range(2)]
     warm = [torch.randn(300, d, requires_grad=True) for _ in range(2)]
 

@@ -37,7 +37,7 @@ def check_together(check: Callable[[], None], *views: Tensor, **options: Any) ->
     same = {
         "width": [z.shape[-1] if z.ndim else 0 for z in views],
         "dtype": [str(z.dtype).removeprefix("torch.") for z in views],
-        **{name: float(o) if isinstance(o, Tensor) else o for name, o in options.items()},
+        **{name: o.item() if isinstance(o, Tensor) else o for name, o in options.items()},
     }
     counts = agree(error, len(views[0]) if views[0].ndim else 0, views[0].device, **same)
     if sum(counts) < 2:

@@ -2,15 +2,14 @@
 
 import os
 import re
-import socket
 import time
 from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
+from processes import environments, join, run_together
 from torch import nn
-from torch.multiprocessing import get_context, spawn
+from torch.multiprocessing import get_context
 from torch.nn.parallel import DistributedDataParallel
 
 from ncl_multi.distributed import rank, world_size
@@ -174,40 +173,26 @@ def message(call):
     return "no error"
 
 
-def join(number, world, port):
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=number, world_size=world)
-
-
-def worker(number, world, port, folder):
-    join(number, world, port)
+def worker(folder):
     found = {name: learnt(loss) for name, loss in cases().items()}
     found["mixed"] = learnt(mixed)
     errors = {name: (message(call), words) for name, call, words in bad_input()}
-    torch.save((found, errors), f"{folder}/{number}.pt")
-    dist.destroy_process_group()
+    torch.save((found, errors), f"{folder}/{rank()}.pt")
 
 
-def dies(number, world, port, exchange):
-    join(number, world, port)
+def dies(environment, exchange):
+    join(environment)
     za, zb = (torch.rand(600, 8, requires_grad=True) for _ in range(2))
     loss = info_nce(za, zb, distributed=True, exchange=exchange)
-    if number == 1:
+    if rank() == 1:
         os._exit(3)
     loss.backward()
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module", params=COUNTS, ids="{} processes".format)
 def processes(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
-    spawn(worker, (request.param, free_port(), str(folder)), nprocs=request.param)
+    run_together(worker, request.param, str(folder))
     return [torch.load(folder / f"{i}.pt") for i in range(request.param)]
 
 
@@ -240,15 +225,16 @@ def test_bad_input_on_one_process_is_the_same_error_on_all(processes):
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])
 def test_a_process_that_dies_ends_the_others_within_a_minute(exchange):
-    context, port, start = get_context("spawn"), free_port(), time.monotonic()
-    running = [context.Process(target=dies, args=(i, 3, port, exchange)) for i in range(3)]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join(60)
-    codes = [process.exitcode for process in running]
-    for process in running:
-        process.kill()
+    context, start = get_context("spawn"), time.monotonic()
+    with environments(3) as each:
+        running = [context.Process(target=dies, args=(own, exchange)) for own in each]
+        for process in running:
+            process.start()
+        for process in running:
+            process.join(60)
+        codes = [process.exitcode for process in running]
+        for process in running:
+            process.kill()
     assert codes[1] == 3
     assert codes[0] not in (0, None)
     assert codes[2] not in (0, None)

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import environments
 from small_recipes import ROOT, SMALL, command, lay_out
 
 pytest.importorskip("torch_geometric")
@@ -98,20 +98,15 @@ class Home:
         With several `processes`, one command is run by all of them together. `prepare` names a
         function of `small_recipes` that is called first.
         """
-        starts = [(argv, {}) for argv in commands]
-        if processes > 1:
-            shared = {"WORLD_SIZE": str(processes), "MASTER_PORT": free_port()}
-            shared["MASTER_ADDR"] = "localhost"
-            starts = [
-                (commands[0], shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-                for rank in range(processes)
-            ]
-        self.process.stdin.write(json.dumps([starts, str(self.log), prepare]) + "\n")
-        last = json.loads(self.process.stdout.readline())[-1]
-        timer = threading.Timer(kill_after or 0, _kill, (last, with_signal))
-        if kill_after is not None:
-            timer.start()
-        codes = json.loads(self.process.stdout.readline())
+        with environments(processes) as each:
+            together = [(commands[0], environment) for environment in each]
+            starts = together if processes > 1 else [(argv, {}) for argv in commands]
+            self.process.stdin.write(json.dumps([starts, str(self.log), prepare]) + "\n")
+            last = json.loads(self.process.stdout.readline())[-1]
+            timer = threading.Timer(kill_after or 0, _kill, (last, with_signal))
+            if kill_after is not None:
+                timer.start()
+            codes = json.loads(self.process.stdout.readline())
         timer.cancel()
         return codes
 
@@ -122,12 +117,6 @@ class Home:
 def _kill(child: int, with_signal: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, with_signal)
-
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return str(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
