@@ -60,21 +60,14 @@ def test_a_table_must_be_what_its_command_printed():
     assert "nothing" in difference(said, said[:3])
 
 
-def test_figures_without_a_spread_may_differ_by_a_fifth_and_words_not_at_all():
+def test_figures_without_a_spread_may_differ_by_two_per_cent_and_words_not_at_all():
     same_cell = readme_check()["same_cell"]
-    assert same_cell("1,065", "1,200")
-    assert not same_cell("1,065", "1,400")
+    assert same_cell("1,065", "1,080")
+    assert not same_cell("1,065", "1,100")
     assert same_cell("39.0 ± 0.6 %", "40.1 ± 0.2 %")
     assert not same_cell("39.0 ± 0.6 %", "40.4 ± 0.2 %")
     assert same_cell("39.0 ± 0.1 %", "40.1 ± 0.6 %")
-    assert not same_cell("yes", "NO")
-
-
-def test_a_verdict_follows_from_figures_and_is_not_compared_by_itself():
-    same = readme_check()["same"]
-    assert same("| a | 1.0 ± 0.5 | yes |", "| a | 0.9 ± 0.1 | NO |")
-    assert not same("| a | 1.0 ± 0.5 | yes |", "| a | 3.0 ± 0.1 | NO |")
-    assert not same("| a | 1.0 ± 0.5 | yes |", "| a | 0.9 ± 0.1 | x |")
+    assert not same_cell("held", "not held")
 
 
 def test_a_block_of_the_readme_has_the_table_after_it():
