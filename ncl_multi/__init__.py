@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ncl_multi.adapters.sentence.model import NonNegEncoder, wrap
     from ncl_multi.adapters.vision.model import NonNegVision
     from ncl_multi.codes.explain import explain, steer, why
+    from ncl_multi.codes.names import name_dimensions
     from ncl_multi.codes.search import SparseIndex
     from ncl_multi.codes.shorten import shorten
     from ncl_multi.model import SparseModel, load
@@ -43,6 +44,7 @@ _LATER = {
     "explain": "codes.explain",
     "fit": "training.fit",
     "load": "model",
+    "name_dimensions": "codes.names",
     "shorten": "codes.shorten",
     "steer": "codes.explain",
     "why": "codes.explain",
@@ -73,6 +75,7 @@ __all__ = [
     "info_nce",
     "is_main",
     "load",
+    "name_dimensions",
     "nonneg_cross_entropy",
     "shorten",
     "spectral",

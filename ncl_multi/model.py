@@ -5,9 +5,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten as shorten_text
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -39,7 +40,10 @@ _KINDS = {
     "classifier": "ncl_multi.adapters.vision.model:NonNegClassifier",
 }
 _KEYS = ("format", "kind", "options", "trained_on", "figures")
-_ADVICE = "ncl.load takes a run folder, its model/ folder, or a name on the hub"
+_ADVICE = (
+    "ncl.load takes the folder of a finished run, its model/ folder, or a name on the hub; "
+    "ncl.wrap puts a new head on an encoder"
+)
 Model = TypeVar("Model", bound="SparseModel")
 
 
@@ -55,7 +59,11 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     """
 
     kind: ClassVar[str]
+    example: ClassVar[str]
+    """A line of the model card that encodes something."""
     config_type: ClassVar[type[TrainConfig]] = TrainConfig
+    load_options: ClassVar[tuple[str, ...]] = ()
+    """What `load` can be told about this kind of model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,11 +77,12 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
 
         Args:
             data: What the adapter trains on; see its class.
-            config: How to train. With `config.out` the run is kept in that folder and resumes
-                there, and the model is saved in its `model/`; without, nothing is written.
+            config: How to train: a `config_type`, or a `TrainConfig` of which only what was set
+                counts. With `config.out` the run is kept in that folder and resumes there, and the
+                model is saved in its `model/`; without, nothing is written.
             options: Fields of the config to change, such as `epochs=20`.
         """
-        config = replace(config or self.config_type(), **options)
+        config = replace(self._own_config(config), **options)
         # What helps in training starts from the seed, too, whatever was drawn before.
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
@@ -182,7 +191,9 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
             }  # fmt: skip
             text = json.dumps(config, indent=2, default=str)
             (unfinished / "config.json").write_text(text)
-            (unfinished / "README.md").write_text(self._card())
+            # To push, the mixin saves to `<somewhere>/<user>/<name>`, with this argument.
+            name = "/".join(folder.parts[-2:]) if "model_card_kwargs" in hub else str(folder)
+            (unfinished / "README.md").write_text(self._card(name))
         if not push_to_hub:
             return None
         return self.push_to_hub(hub.pop("repo_id", folder.name), **hub)
@@ -203,8 +214,6 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     @classmethod
     def _build(cls: type[Model], options: dict[str, Any], folder: Path, **given: Any) -> Model:
         """A model as `options` and the folder's parts describe it, with any weights."""
-        if given:
-            raise TypeError(f"{cls.__name__} takes no option {', '.join(given)}")
         return cls(**options)
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
@@ -222,6 +231,10 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     def _shown(self, items: Any) -> dict[str, Any]:
         """Texts or thumbnails of items, as `Features` takes them."""
         return {}
+
+    def _encoder_name(self) -> str:
+        """What the model card calls the encoder."""
+        return str(getattr(self, "name", None) or "of your own")
 
     def _became_signed(self) -> None:
         """Called on a twin after its heads were replaced."""
@@ -245,6 +258,21 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
             for module in training:
                 module.training = True
 
+    def _own_config(self, config: TrainConfig | None) -> TrainConfig:
+        """The config as this model's own kind, whose defaults hold for all that was not set."""
+        if isinstance(config, self.config_type):
+            return config
+        if config is not None and type(config) is not TrainConfig:
+            raise TypeError(
+                f"{type(self).__name__} is trained with a {self.config_type.__name__}; got a "
+                f"{type(config).__name__}"
+            )
+        given = {} if config is None else {f.name: getattr(config, f.name) for f in fields(config)}
+        plain = TrainConfig()
+        return self.config_type(
+            **{name: value for name, value in given.items() if value != getattr(plain, name)}
+        )
+
     def _warn_if_untrained(self) -> None:
         if not self.trained:
             warnings.warn(
@@ -254,18 +282,20 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
                 stacklevel=3,
             )
 
-    def _card(self) -> str:
-        head = self._heads()[0]
-        data = self._hub_mixin_info.model_card_data.to_yaml()
-        figures = "\n".join(f"| {name} | {value} |" for name, value in self.figures.items())
-        trained_on = ", ".join(
-            f"{name}: {value}" for name, value in (self.trained_on or {}).items()
-        )
+    def _card(self, name: str) -> str:
+        about = {
+            "encoder": self._encoder_name(), "dimensions": self.dims,
+            "head": self._heads()[0].extra_repr(),
+        }  # fmt: skip
         return _CARD.format(
-            data=data, kind=self.kind, dims=self.dims, options=head.extra_repr(),
-            trained_on=trained_on or "Not trained yet.",
-            figures=f"| measure | value |\n|---|---|\n{figures}" if figures else "Not measured.",
-        )  # fmt: skip
+            metadata=self._hub_mixin_info.model_card_data.to_yaml(),
+            kind=self.kind,
+            name=name,
+            example=self.example,
+            about=_table(about, "part"),
+            trained_on=_table(self.trained_on, "data") if self.trained_on else "Not trained yet.",
+            figures=_table(self.figures, "measure") if self.figures else "Not measured.",
+        )
 
 
 def load(source: str | Path, **options: Any) -> Any:
@@ -279,29 +309,50 @@ def load(source: str | Path, **options: Any) -> Any:
 
 def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) -> Model:
     folder = _folder(source, options)
-    try:
-        if not (folder / "config.json").is_file():
-            raise ValueError("it has no config.json")
-        config = read_json(folder / "config.json")
-        if config.get("format") != FORMAT:
-            config = _of_version_1(folder, config)
-        else:
-            check_keys(config, _KEYS, (), folder / "config.json")
-        if config["kind"] not in _KINDS:
-            raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
+    with _one_error(source):
+        config = _read_config(folder)
         module, _, name = _KINDS[config["kind"]].partition(":")
-        cls = getattr(import_module(module), name)
+    cls = getattr(import_module(module), name)
+    if unknown := options.keys() - set(cls.load_options):
+        raise TypeError(f"{name} is loaded without the option {', '.join(sorted(unknown))}")
+    with _one_error(source):
         if not issubclass(cls, expected):
-            raise ValueError(f"it contains a {cls.__name__}, not a {expected.__name__}")
+            raise ValueError(f"it contains a {name}, not a {expected.__name__}")
         model = cls._build(config["options"], folder, **options)
         model._load_parts(folder)
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"{source} does not contain a model written by save_pretrained: {error}. {_ADVICE}"
-        ) from error
     model.trained_on = config["trained_on"]
     model.figures = config["figures"]
     return model.eval()
+
+
+@contextmanager
+def _one_error(source: str | Path) -> Iterator[None]:
+    """Whatever is wrong with a folder, the error is of one kind and says what to do."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        words = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
+        # Weights that do not fit are named one by one: the first few will do.
+        reason = shorten_text(words, 300, placeholder=" ...")
+        raise ValueError(
+            f"{source} does not contain a model written by save_pretrained: {reason}. {_ADVICE}"
+        ) from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise ValueError("it has no config.json")
+    config = read_json(folder / "config.json")
+    if "checkpoint_every" in config:
+        raise ValueError("it is the folder of a run that has not ended, so it has no model yet")
+    if "model_type" in config:
+        raise ValueError(f"it is a model of transformers ({config['model_type']})")
+    if config.get("format") != FORMAT:
+        return _of_version_1(folder, config)
+    check_keys(config, _KEYS, (), folder / "config.json")
+    if config["kind"] not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
+    return config
 
 
 def _folder(source: str | Path, options: dict[str, Any]) -> Path:
@@ -315,7 +366,14 @@ def _folder(source: str | Path, options: dict[str, Any]) -> Path:
     try:
         return Path(snapshot_download(str(source), **hub))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{source} is neither a folder nor a model on the hub: {error}") from error
+        raise ValueError(
+            f"{source} is neither a folder nor a model on the hub: {error}. {_ADVICE}"
+        ) from error
+
+
+def _table(values: dict[str, Any], of: str) -> str:
+    rows = (f"| {name} | {value} |" for name, value in values.items())
+    return "\n".join([f"| {of} | |", "|---|---|", *rows])
 
 
 def _of_version_1(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -345,21 +403,26 @@ def _of_version_1(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 _CARD = """---
-{data}
+{metadata}
 ---
 
 # Non-negative {kind} codes
 
-Sparse codes of {dims} dimensions ({options}), trained with
-[non-negative contrastive learning](https://arxiv.org/abs/2403.12459): no entry is below zero, most
-are exactly zero, and a dimension fires for one kind of thing.
+Sparse codes trained with [non-negative contrastive learning](https://arxiv.org/abs/2403.12459): no
+entry is below zero, most are exactly zero, and a dimension fires for one kind of thing.
 
 ```python
 import ncl_multi as ncl
 
-model = ncl.load("<this folder or repository>")
-codes = model.encode(items)  # scipy.sparse.csr_array, unit rows
+model = ncl.load("{name}")
+codes = {example}
 ```
+
+`codes` is a `scipy.sparse.csr_array` with unit rows, one per item.
+
+## What it is
+
+{about}
 
 ## Trained on
 

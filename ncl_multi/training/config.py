@@ -3,10 +3,12 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
+LEAST_ROWS = 10
+"""Fewer rows than these are not trained on: there is next to nothing to contrast a row with."""
 Config = TypeVar("Config", bound="TrainConfig")
 
 
@@ -53,6 +55,12 @@ class TrainConfig:
     track: Literal["none", "tensorboard", "wandb"] = "none"
     """Also send the log to TensorBoard or Weights & Biases."""
 
+    free: ClassVar[tuple[str, ...]] = (
+        "out", "resume", "device", "compile", "log_every", "checkpoint_every", "track", "steps",
+        "epochs",
+    )  # fmt: skip
+    """Settings that may change when a run resumes; more steps or epochs extend it."""
+
     def __post_init__(self) -> None:
         if isinstance(self.out, str):
             object.__setattr__(self, "out", Path(self.out))
@@ -70,8 +78,24 @@ class TrainConfig:
 
         For a short run not to wait for the features of others. Known before processes have met.
         """
-        together = self.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
+        together = self.batch_size * _processes()
         return None if self.steps is None else self.steps * together
+
+    def for_rows(self: Config, count: int, items: str = "rows") -> Config:
+        """This config with a batch that so many rows can fill; a change is said, too few refused.
+
+        Cheap, so that it can come before anything is encoded. `items` says what the rows are.
+        """
+        if count < LEAST_ROWS:
+            raise ValueError(f"training needs at least {LEAST_ROWS} {items}; got {count}")
+        most = max(1, count // _processes())
+        # A graph's batch may be None: all nodes.
+        if self.batch_size is not None and self.batch_size <= most:
+            return self
+        if self.batch_size is not None and os.environ.get("RANK", "0") == "0":
+            said = f"batch_size lowered from {self.batch_size} to {most}: there are {count} {items}"
+            print(said, file=sys.stderr)
+        return replace(self, batch_size=most)
 
 
 def command_line(presets: Mapping[str, Config]) -> Config:
@@ -84,3 +108,8 @@ def command_line(presets: Mapping[str, Config]) -> Config:
     name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
     config = presets.get(name, presets[names[0]])
     return tyro.cli(type(config), default=config)
+
+
+def _processes() -> int:
+    """Processes that train together; known before they have met."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -22,11 +22,9 @@ from ncl_multi.training.config import TrainConfig
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# What may differ between the run in a folder and the one that resumes it. More steps extend it.
-_FREE = (
-    "resume", "device", "compile", "log_every", "checkpoint_every", "track", "steps", "epochs",
-)  # fmt: skip
-_ADVICE = "Choose another folder, or train anew with resume=False (--no-resume)"
+_ADVICE = (
+    "Choose another folder (out=, --out), or replace the run there with resume=False (--no-resume)"
+)
 
 
 class RunFolder:
@@ -42,7 +40,7 @@ class RunFolder:
         mine = as_json(cfg) | {"data_fingerprint": fingerprint}
         self.resumes = cfg.resume and self.checkpoint.exists()
         if self.resumes:
-            _check_same_run(kept, mine)
+            _check_same_run(kept, mine, cfg.free)
         # All processes have looked before one of them writes.
         barrier()
         if main:
@@ -75,19 +73,15 @@ class RunFolder:
             state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
             step = state.get("step") if isinstance(state, dict) else None
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(
-                f"{self.checkpoint} cannot be read: {error}. Remove it, or train anew with "
-                f"resume=False (--no-resume)"
-            ) from error
+            raise ValueError(f"{self.checkpoint} cannot be read: {error}. {_ADVICE}") from error
         if not isinstance(step, int) or step < 0:
             raise ValueError(
-                f"{self.checkpoint} has no step to resume from; got {step!r}. Remove it, or train "
-                f"anew with resume=False (--no-resume)"
+                f"{self.checkpoint} has no step to resume from; got {step!r}. {_ADVICE}"
             )
         if step > steps:
             raise ValueError(
-                f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more, "
-                f"choose another folder, or train anew with resume=False (--no-resume)"
+                f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more. "
+                f"{_ADVICE}"
             )
         for name, part in parts.items():
             try:
@@ -193,22 +187,30 @@ def as_json(cfg: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
 
 
-def _check_same_run(kept: Path, mine: dict[str, Any]) -> None:
+def _check_same_run(kept: Path, mine: dict[str, Any], free: tuple[str, ...]) -> None:
     try:
         theirs = json.loads(kept.read_text())
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
             f"{kept.parent} contains a run whose config cannot be read: {error}. {_ADVICE}"
         ) from error
+    if not isinstance(theirs, dict) or "data_fingerprint" not in theirs:
+        raise ValueError(
+            f"{kept.parent} contains a run of version 0.1, which cannot be resumed; "
+            f"ncl.load reads its model. {_ADVICE}"
+        )
     differ = {
         name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
         for name in mine.keys() | theirs.keys()
-        if name not in _FREE and theirs.get(name) != mine.get(name)
+        if name not in free and theirs.get(name) != mine.get(name)
     }
-    if differ.pop("data_fingerprint", None) and not differ:
-        raise ValueError(f"{kept.parent} contains a run on other data. {_ADVICE}")
-    if differ:
-        raise ValueError(f"{kept.parent} contains another run: {differ}. {_ADVICE}")
+    other_data = differ.pop("data_fingerprint", None) is not None
+    if other_data or differ:
+        run = "a run on other data" if other_data else "another run"
+        settings = f": {differ}" if differ else ""
+        if other_data and theirs.get("steps") != mine["steps"]:
+            settings += " (a run with few steps may read only as many rows as it needs)"
+        raise ValueError(f"{kept.parent} contains {run}{settings}. {_ADVICE}")
 
 
 def _shorten_log(path: Path, step: int) -> None:

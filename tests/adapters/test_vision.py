@@ -424,4 +424,4 @@ def test_the_supervised_table_has_every_cell(tmp_path):
     for row in rows.values():
         assert {"accuracy_scratch", "accuracy_ssl"} <= set(row["test"])
     sparsity = {name: row["test"]["sparsity_scratch"] for name, row in rows.items()}
-    assert sparsity["NCE"] > 0.2 > sparsity["CE"]
+    assert sparsity["ncl"] > 0.2 > sparsity["twin"]

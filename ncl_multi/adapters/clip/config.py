@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ncl_multi.training.config import TrainConfig
 
@@ -21,6 +21,7 @@ class ClipConfig(TrainConfig):
     """Folder for cached features; None for the user's cache folder."""
     workers: int = 0
     """Processes that decode images while the towers train."""
+    free: ClassVar[tuple[str, ...]] = (*TrainConfig.free, "cache", "workers")
     epochs: int = 12
     batch_size: int = 512
     lr: float = 3e-3

@@ -58,6 +58,7 @@ class NonNegClip(
     """
 
     kind = "clip"
+    example = 'model.encode(["a dog on grass"])  # or [Path("dog.jpg")]: images, one space'
     config_type = ClipConfig
 
     def __init__(
@@ -97,8 +98,6 @@ class NonNegClip(
 
     @classmethod
     def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegClip":
-        if given:
-            raise TypeError(f"NonNegClip takes no option {', '.join(given)}")
         # Version 0.1 kept the options of the heads by themselves.
         options = options | options.pop("options", {})
         return cls(Towers.load(folder / "towers"), **options)
@@ -107,6 +106,9 @@ class NonNegClip(
         self.towers.save(folder / "towers")
         super()._save_parts(folder)
 
+    def _encoder_name(self) -> str:
+        return self.towers.name
+
     def _became_signed(self) -> None:
         self.heads.k = None
 
@@ -114,10 +116,9 @@ class NonNegClip(
         from ncl_multi.training import fit as loop
 
         pairs = as_pairs(data)
+        config = config.for_rows(len(pairs), "images with captions")
         if config.rows_seen is not None:
             pairs = pairs.at_most(config.rows_seen)
-        if len(pairs) < 2:
-            raise ValueError(f"training needs at least two images with captions; got {len(pairs)}")
         inputs: TowerFeatures | PixelPairs
         if config.finetune:
             inputs = PixelPairs(pairs, self.towers)

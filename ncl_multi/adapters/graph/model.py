@@ -69,7 +69,9 @@ class NonNegGraph(
     """
 
     kind = "graph"
+    example = "model.encode(data)  # a torch_geometric.data.Data"
     config_type = GraphConfig
+    load_options = ("encoder",)
 
     def __init__(
         self,
@@ -139,9 +141,7 @@ class NonNegGraph(
 
     @classmethod
     def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegGraph":
-        encoder = given.pop("encoder", None)
-        if given:
-            raise TypeError(f"NonNegGraph takes no option {', '.join(given)}")
+        encoder = given.get("encoder")
         if options["encoder"] is None and encoder is None:
             raise ValueError(
                 "it was trained with an encoder of your own: pass encoder=<such a module>"
@@ -170,8 +170,7 @@ class NonNegGraph(
 
         data = prepare(data, directed=self.directed)
         nodes, head = len(data.x), self._options
-        if nodes < 2:
-            raise ValueError(f"training needs at least two nodes; got {nodes}")
+        config = config.for_rows(nodes, "nodes")
         if self.in_dim is None:
             if head.density is None and head.k is None and head.activation in ("relu", "rep_relu"):
                 # A dimension that fires for fewer nodes has next to none with a label.
@@ -182,10 +181,8 @@ class NonNegGraph(
             raise ValueError(
                 f"this model takes {self.in_dim} features per node; got {data.num_features}"
             )
-        size = min(config.batch_size or nodes, nodes)
-        config = replace(config, batch_size=size)
         rows: Any = torch.arange(nodes)
-        loader = DataLoader(rows, size, shuffle=True, drop_last=True)
+        loader = DataLoader(rows, config.batch_size, shuffle=True, drop_last=True)
         loop.fit(
             GraphObjective(self, data, config),
             loader,

@@ -138,8 +138,8 @@ class Rows(Dataset):
 
 def _checked_rows(examples: Any) -> list[tuple[str, ...]]:
     """Every example as a tuple of texts, all of one length."""
-    if isinstance(examples, str | bytes) or not len(examples):
-        raise ValueError(f"fit needs a list of texts, pairs or triplets; got {examples!r}")
+    if isinstance(examples, str | bytes) or not hasattr(examples, "__len__") or not len(examples):
+        raise ValueError(f"fit needs a list of texts, pairs or triplets; got {examples!r:.60}")
     rows: list[tuple[str, ...]] = []
     for row, example in enumerate(examples):
         texts = (example,) if isinstance(example, str) else example

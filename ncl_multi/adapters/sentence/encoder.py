@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ncl_multi.files import read_json
+
 try:
     import transformers
 except ModuleNotFoundError as error:
@@ -208,8 +210,24 @@ def _config(name: str, trust_remote_code: bool) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        what = "the folder holds no model" if Path(name).is_dir() else "no such folder, or hub name"
+        if _is_ours(Path(name)):
+            what = "it is a model or a run of ncl_multi: use ncl.load"
+        elif Path(name).is_dir():
+            what = "the folder does not contain a model of transformers"
+        else:
+            what = "there is no such folder, or name on the hub"
         raise ValueError(f"cannot load an encoder from {name}: {what}. {error}") from error
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder contains a run or a saved model of this library."""
+    if (folder / "model" / "config.json").is_file():
+        return True
+    try:
+        known = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return False
+    return "checkpoint_every" in known or str(known.get("format")).startswith("ncl_multi")
 
 
 def _tower(config: Any, wanted: Tower | None, name: str) -> Tower:

@@ -80,7 +80,9 @@ class NonNegEncoder(
     """
 
     kind = "sentence"
+    example = 'model.encode(["a cat sleeps", "a kitten naps"])'
     config_type = SentenceConfig
+    load_options = ("trust_remote_code",)
     # Items are read, sorted by length and encoded this many batches at a time.
     window = 64
 
@@ -103,9 +105,7 @@ class NonNegEncoder(
 
     @classmethod
     def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegEncoder":
-        trust = given.pop("trust_remote_code", False)
-        if given:
-            raise TypeError(f"NonNegEncoder takes no option {', '.join(given)}")
+        trust = given.get("trust_remote_code", False)
         encoder = Encoder.load(
             folder / "encoder", options["pooling"], options["tower"], trust_remote_code=trust
         )
@@ -133,6 +133,7 @@ class NonNegEncoder(
         if self.encoder.tower != "text":
             raise ValueError("fit needs a text encoder; for images use NonNegVision or NonNegClip")
         corpus = data if isinstance(data, Corpus) else Corpus.of(data)
+        config = config.for_rows(len(corpus.examples), "examples")
         k = self.head.k
         ks = config.k or (None if k is None else (*(n for n in _KS if n < k), k))
         h = cached_features(self, corpus.sentences)
@@ -141,8 +142,9 @@ class NonNegEncoder(
         # Codes come out whole in training: the objective cuts them to each k.
         self.head.k = None
         objective = SentenceObjective(self if config.finetune else self.head, corpus, h, ks, config)
-        size = min(config.batch_size, len(corpus.examples))
-        loader = DataLoader(Rows(corpus.examples), size, collate_fn=Rows.together, drop_last=True)
+        loader = DataLoader(
+            Rows(corpus.examples), config.batch_size, collate_fn=Rows.together, drop_last=True
+        )
         try:
             loop.fit(objective, loader, config, fingerprint=corpus.fingerprint())
         finally:
@@ -178,6 +180,9 @@ class NonNegEncoder(
         inputs = self.encoder.prepare(items)
         device = self.encoder.device
         return self.encoder({name: part.to(device) for name, part in inputs.items()}).float()
+
+    def _encoder_name(self) -> str:
+        return f"{type(self.encoder.model).__name__}, {self.encoder.pooling} pooling"
 
     def _shown(self, items: Iterable[Any]) -> dict[str, Any]:
         return {"items": list(items)} if self.encoder.tower == "text" else {}

@@ -1,7 +1,7 @@
 """How vision models are trained."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ncl_multi.training.config import TrainConfig
 
@@ -24,6 +24,7 @@ class VisionConfig(TrainConfig):
     """With `lars` the learning rate is for a batch of 256 and grows with the batch."""
     workers: int = 0
     """Processes that decode images of a folder or the hub."""
+    free: ClassVar[tuple[str, ...]] = (*TrainConfig.free, "workers")
     epochs: int = 7
     batch_size: int = 128
     lr: float = 2e-3

@@ -1,5 +1,6 @@
 """SimCLR with a non-negative head, on any backbone of timm or torchvision."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -57,6 +58,7 @@ class NonNegVision(
     """
 
     kind = "vision"
+    example = 'model.encode(["a.jpg", "b.jpg"])  # files, PIL images or a uint8 tensor'
     config_type = VisionConfig
     mean: Tensor
     std: Tensor
@@ -100,15 +102,14 @@ class NonNegVision(
         return {"model": self.name, "size": self.size} | asdict(self.head.options)
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
-        from ncl_multi.training import fit as loop
-
+        images = image_set(data, self.size)
+        config = config.for_rows(len(images), "images")
         views = Views(
             self.size, jitter=config.jitter, hue=config.jitter / 4, blur_share=config.blur_share
         )
         objective = SimCLR(self, views, loss=config.loss, temperature=config.temperature)
-        images = image_set(data, self.size)
-        loop.fit(objective, image_loader(images, config), config, optimizer=_optimizer(config))
-        return {"data": images.name or "images", "rows": len(images)}
+        _train(objective, images, config)
+        return {"data": images.name or "images", "images": len(images)}
 
     def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
         from tqdm.auto import tqdm
@@ -175,16 +176,14 @@ class NonNegClassifier(NonNegVision):
         return (z @ self.classifier.weight.detach().cpu().T).argmax(1)  # type: ignore[union-attr]
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
-        from ncl_multi.training import fit as loop
-
         if not isinstance(data, ImageSet):
             raise ValueError(
                 f"a classifier needs images with labels, an ImageSet; got {type(data).__name__}"
             )
+        config = config.for_rows(len(data), "images")
         views = Views(self.size, scale=(0.4, 1.0), jitter_share=0.0, grey_share=0.0)
-        objective = Supervised(self, views)
-        loop.fit(objective, image_loader(data, config), config, optimizer=_optimizer(config))
-        return {"data": data.name or "images", "rows": len(data), "labels": True}
+        _train(Supervised(self, views), data, config)
+        return {"data": data.name or "images", "images": len(data), "labels": True}
 
 
 def image_set(data: Any, size: int) -> ImageSet:
@@ -221,20 +220,40 @@ def as_tensor(images: Sequence[Any], size: int) -> Tensor:
     return torch.stack(rows)
 
 
-def image_loader(images: ImageSet, config: Any) -> DataLoader:
-    """Whole batches of images and labels; fewer rows in a batch where there are few images."""
-    size = min(config.batch_size, len(images))
-    if size < 2:
-        raise ValueError(f"training needs at least two images; got {len(images)}")
-    return DataLoader(
-        cast(Any, images), size, collate_fn=whole, num_workers=config.workers, drop_last=True
-    )
+def fingerprint(images: ImageSet) -> str | None:
+    """A hash of all pixels and labels, or of the names and sizes of files and 64 pictures.
+
+    None for a table of the hub, of which `fit` looks at 64 rows.
+    """
+    pictures: Any = images.images
+    digest = hashlib.sha256(images.y.numpy().tobytes())
+    if isinstance(pictures, Tensor):
+        digest.update(pictures.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+    files = getattr(pictures, "files", None)
+    if not isinstance(files, list):
+        return None
+    for file in files:
+        digest.update(f"{file.name}/{file.stat().st_size}".encode())
+    sample = torch.linspace(0, len(files) - 1, min(64, len(files))).long().unique().tolist()
+    digest.update(pictures[sample].numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
-def _optimizer(config: Any) -> Any:
+def _train(objective: nn.Module, images: ImageSet, config: Any) -> None:
+    from ncl_multi.training import fit as loop
+
+    optimizer = None
     if config.optimizer == "lars":
-        return lars(config.lr, config.weight_decay, config.batch_size)
-    return None
+        optimizer = lars(config.lr, config.weight_decay, config.batch_size)
+    loader = DataLoader(
+        cast(Any, images),
+        config.batch_size,
+        collate_fn=whole,
+        num_workers=config.workers,
+        drop_last=True,
+    )
+    loop.fit(objective, loader, config, optimizer=optimizer, fingerprint=fingerprint(images))
 
 
 def backbone(name: str, size: int, pretrained: bool = False) -> nn.Module:
