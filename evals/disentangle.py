@@ -1,7 +1,7 @@
 """Does a dimension hold something of its own? SEPIN@k; with known factors also MIG, SAP and DCI.
 
 Usage:
-    python evals/disentangle.py runs/vision_ncl/features/test.safetensors
+    python evals/disentangle.py runs/vision_ncl/features/test_head.safetensors
     python evals/disentangle.py view_a.safetensors --other-view view_b.safetensors
 
 SEPIN is given in both conventions, `renormalised` and `fixed`; see DESIGN.md. Files whose labels

@@ -13,10 +13,13 @@ Usage:
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tyro
+
+if TYPE_CHECKING:
+    from ncl_multi.metrics.posterior import World
 
 
 @dataclass(frozen=True)
@@ -39,74 +42,7 @@ class Config:
     """Folder for the picture and the figures."""
 
 
-@dataclass(frozen=True)
-class World:
-    """A joint distribution of items and classes."""
-
-    joint: np.ndarray
-    """P(x, class), items by classes."""
-
-    @property
-    def features(self) -> np.ndarray:
-        """P(class | x) / sqrt(P(class)), what NCL should find."""
-        by_item = self.joint / self.joint.sum(axis=1, keepdims=True)
-        return by_item / np.sqrt(self.joint.sum(axis=0))
-
-    @property
-    def cooccurrence(self) -> np.ndarray:
-        """P(x, x+) / sqrt(P(x) P(x+)), exactly."""
-        p_class, p_item = self.joint.sum(axis=0), self.joint.sum(axis=1)
-        pairs = (self.joint / p_class) @ self.joint.T
-        return pairs / np.sqrt(np.outer(p_item, p_item))
-
-
-def world_of(cfg: Config) -> World:
-    """Classes of unequal size; part of each one's draws fall on other classes' items."""
-    rng = np.random.default_rng(cfg.seed)
-    p_class = rng.dirichlet(np.full(cfg.classes, 20.0))
-    own = np.arange(cfg.items) % cfg.classes
-    inside = rng.dirichlet(np.full(cfg.items, 5.0), cfg.classes).T
-    inside *= own[:, None] == np.arange(cfg.classes)
-    outside = rng.dirichlet(np.full(cfg.items, 0.3), cfg.classes).T
-    shares = (1 - cfg.overlap) * inside / inside.sum(axis=0) + cfg.overlap * outside
-    return World(shares / shares.sum(axis=0) * p_class)
-
-
-def train(world: World, cfg: Config, *, signed: bool) -> np.ndarray:
-    """Features of every item after training on drawn pairs; one free vector an item."""
-    import torch
-    from tqdm import trange
-
-    from ncl_multi import spectral
-
-    torch.manual_seed(cfg.seed)
-    joint = torch.from_numpy(world.joint)
-    p_class, given_class = joint.sum(dim=0), (joint / joint.sum(dim=0)).T
-    z = torch.rand(cfg.items, cfg.classes, requires_grad=True)
-    optimizer = torch.optim.Adam([z])
-    for step in trange(cfg.steps, desc="twin" if signed else "NCL", disable=None):
-        optimizer.param_groups[0]["lr"] = 0.03 * (1 - step / cfg.steps)
-        drawn = torch.multinomial(p_class, cfg.batch_size, replacement=True)
-        counts = torch.bincount(drawn, minlength=cfg.classes).tolist()
-        pairs = torch.cat(
-            [
-                torch.multinomial(shares, 2 * count, replacement=True).view(count, 2)
-                for shares, count in zip(given_class, counts, strict=True)
-                if count
-            ]
-        )
-        loss = spectral(z[pairs[:, 0]], z[pairs[:, 1]])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if not signed:
-            # A free entry shares its weight with no other item, so where ReLU is at zero nothing
-            # could bring it back; clamping is the same constraint without that dead end.
-            z.data.clamp_(min=0)
-    return z.detach().numpy()
-
-
-def factorise(world: World, cfg: Config) -> np.ndarray:
+def factorise(world: "World", cfg: Config) -> np.ndarray:
     """NMF of the exact matrix, in the units of the features: it is symmetric, so W is H'."""
     from sklearn.decomposition import NMF
 
@@ -114,16 +50,6 @@ def factorise(world: World, cfg: Config) -> np.ndarray:
     left = nmf.fit_transform(world.cooccurrence)
     balanced = np.sqrt(left * np.maximum(nmf.components_.T, 0))
     return balanced / np.sqrt(world.joint.sum(axis=1, keepdims=True))
-
-
-def match(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
-    """Columns in the order that fits best, and the mean correlation in that order."""
-    from scipy.optimize import linear_sum_assignment
-
-    between = np.corrcoef(found.T, truth.T)[: found.shape[1], found.shape[1] :]
-    rows, columns = linear_sum_assignment(-np.nan_to_num(between))
-    order = rows[np.argsort(columns)]
-    return found[:, order], float(np.nan_to_num(between)[rows, columns].mean())
 
 
 def rotated_fit(found: np.ndarray, truth: np.ndarray) -> float:
@@ -158,16 +84,19 @@ def draw(panels: dict[str, np.ndarray], path: Path) -> None:
 
 def evaluate(cfg: Config) -> dict[str, dict[str, Any]]:
     """One row a method; the picture is drawn on the way."""
-    world = world_of(cfg)
+    from ncl_multi.metrics.posterior import World, learn_features, match_columns
+
+    world = World.draw(cfg.items, cfg.classes, cfg.overlap, cfg.seed)
     truth = world.features
+    plan: dict[str, Any] = {"steps": cfg.steps, "batch_size": cfg.batch_size, "seed": cfg.seed}
     found = {
-        "NCL": train(world, cfg, signed=False),
-        "signed twin": train(world, cfg, signed=True),
+        "NCL": learn_features(world, signed=False, **plan),
+        "signed twin": learn_features(world, signed=True, **plan),
         "NMF, exact matrix": factorise(world, cfg),
     }
     rows, panels = {}, {"truth": truth}
     for name, z in found.items():
-        panels[name], correlation = match(z, truth)
+        panels[name], correlation = match_columns(z, truth)
         rows[name] = {
             "correlation": correlation,
             "after the best linear map": rotated_fit(z, truth),
@@ -182,7 +111,7 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import table, write_json
 
     rows = evaluate(cfg)
-    table("Correlation with P(class | x) / sqrt(P(class)), best permutation", rows)
+    table("Correlation with P(class | x) / sqrt(P(class)), best order and signs", rows)
     settings = {"seed": cfg.seed, "classes": cfg.classes, "items": cfg.items, "steps": cfg.steps}
     write_json(cfg.out / "identify.json", settings | rows)
     print(json.dumps(settings | rows))

@@ -1,7 +1,7 @@
 """Can the features be read? Sparsity, what dimensions fire for, how they overlap.
 
 Usage:
-    python evals/interpret.py runs/vision_ncl/features/test.safetensors
+    python evals/interpret.py runs/vision_ncl/features/test_head.safetensors
     python evals/interpret.py ncl.safetensors twin.safetensors --out runs/interpret
 """
 
@@ -79,8 +79,10 @@ def main(cfg: Config) -> None:
     if not files:
         raise ValueError("give at least one Features file")
     rows = {name: evaluate(features, labels=cfg.labels) for name, features in files.items()}
-    measures = ("sparsity", "active_dims", "alive", "class_consistency", "class_entropy")
-    measures += ("correlation", "effective_rank")
+    measures = [
+        "sparsity", "active_dims", "alive", "class_consistency", "class_entropy",
+        "correlation", "effective_rank",
+    ]  # fmt: skip
     shown = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
     table("Can it be read?", shown)
     for row in rows.values():

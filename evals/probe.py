@@ -95,43 +95,26 @@ def corrupted(cfg: Config) -> dict[str, float]:
     """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
     from ncl_multi import data
     from ncl_multi.adapters.vision.model import NonNegVision
-    from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
+    from ncl_multi.adapters.vision.report import corrupted_accuracy
     from ncl_multi.metrics import LinearProbe
 
     model = NonNegVision.from_pretrained(str(cfg.corrupt))
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
     probe = LinearProbe.fit(model.embed(train.images), train.y)
-    worse = {kind: corrupt(test.images[:], kind) for kind in CORRUPTIONS}
-    return {
-        f"encoder, {kind}": probe.accuracy(model.embed(pictures), test.y)
-        for kind, pictures in ({"clean": test.images} | worse).items()
-    }
+    row = {"clean": probe.accuracy(model.embed(test.images), test.y)}
+    row |= corrupted_accuracy(model, probe, test)
+    return {f"encoder, {kind}": accuracy for kind, accuracy in row.items()}
 
 
 def fine_tuned(cfg: Config) -> dict[str, float]:
     """Accuracy after the whole encoder was trained on labels."""
-    from torch.nn.functional import interpolate
-
     from ncl_multi import data
     from ncl_multi.adapters.vision.model import NonNegVision
-    from ncl_multi.adapters.vision.views import Views
-    from ncl_multi.metrics import fine_tuned_accuracy
+    from ncl_multi.adapters.vision.report import fine_tuned_encoder
 
     model = NonNegVision.from_pretrained(str(cfg.fine_tune))
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
-    size = (model.size, model.size)
-    accuracy = fine_tuned_accuracy(
-        model,
-        lambda model, x: model.represent(x),
-        (train.images[:], train.y),
-        (test.images[:], test.y),
-        augment=Views(model.size, jitter=0.0, hue=0.0, grey_share=0.0),
-        prepare=lambda x: interpolate(
-            x.expand(-1, 3, -1, -1).float() / 255, size, mode="bilinear", antialias=True
-        ),
-        epochs=cfg.epochs,
-        seed=cfg.seed,
-    )
+    accuracy = fine_tuned_encoder(model, train, test, epochs=cfg.epochs, seed=cfg.seed)
     return {"encoder, fine-tuned": accuracy}
 
 

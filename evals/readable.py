@@ -1,7 +1,7 @@
 """Is a dimension one thing? Purity, intruder, distinct and names, next to chance and the twin.
 
 Usage:
-    python evals/readable.py runs/clip_ncl/features/style_image.safetensors
+    python evals/readable.py runs/clip_ncl/features/style_image_head.safetensors
     python evals/readable.py test.safetensors --judge other_encoder.safetensors
 """
 
@@ -93,9 +93,11 @@ def main(cfg: Config) -> None:
     paths = with_twins(cfg.features) if cfg.twin else list(cfg.features)
     judge = None if cfg.judge is None else Features.load(cfg.judge)
     rows = {str(path): evaluate(Features.load(path), judge) for path in paths}
-    measures = ("rows", "dims", "active", "readable_dims", "purity@10", "chance", "cluster_purity")
-    measures += ("intruder_labels", "intruder_embeddings", "distinct", "class_consistency")
-    measures += ("named", "names_once", "name_fit", "name_chance")
+    measures = [
+        "rows", "dims", "active", "readable_dims", "purity@10", "chance", "cluster_purity",
+        "intruder_labels", "intruder_embeddings", "distinct", "class_consistency",
+        "named", "names_once", "name_fit", "name_chance",
+    ]  # fmt: skip
     shown = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
     table("Is a dimension one thing? (an intruder is found by chance in 0.167)", shown)
     reasons = [

@@ -56,8 +56,8 @@ def evaluate(
             features if features is None or keep is None else to_csr(top_k(features.dense(), keep))
             for features in (queries, items)
         ]
-        codes = [part.z if isinstance(part, Features) else part for part in kept]
-        found = {"active_dims": active_dims(codes[0])} | retrieval(*codes, relevant, ks=ks)
+        asked, answers = (part.z if isinstance(part, Features) else part for part in kept)
+        found = {"active_dims": active_dims(asked)} | retrieval(asked, answers, relevant, ks=ks)
         rows["all" if keep is None else str(keep)] = found
     return rows
 

@@ -68,6 +68,8 @@ def measure(sets: dict[str, tuple[Features, Features]], kept: Any) -> dict[str, 
     row = {}
     for name, (train, test) in sets.items():
         a, b = (part.dense().float()[:, kept] for part in (train, test))
+        if train.y is None or test.y is None:
+            raise ValueError(f"a probe needs labels; the features of {name} have none")
         row[name] = linear_probe(a, train.y, b, test.y)
         if name == "probe":
             found = retrieval(b, None, test.y, ks=(10,))

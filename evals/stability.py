@@ -2,7 +2,7 @@
 
 Usage:
     python evals/stability.py runs/clip-0 runs/clip-1
-    python evals/stability.py runs/clip-0/features/test.safetensors other/test.safetensors
+    python evals/stability.py a/style_image_head.safetensors b/style_image_head.safetensors
 """
 
 import json

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.distributed import all_reduce_sum, world_size
-from ncl_multi.norm import SharedCentre, SharedNorm, moments, wide
+from ncl_multi.losses.checks import at_least_float32
+from ncl_multi.norm import SharedCentre, SharedNorm, moments
 
 Activation = Literal["relu", "rep_relu", "softplus", "sigmoid", "exp", "none", "gelu", "leaky_relu"]
 SIGNED: tuple[Activation, ...] = ("none", "gelu", "leaky_relu")
@@ -247,7 +248,7 @@ class NonNegHead(nn.Module):
         """Scale and shift the weights so that the first batch comes out standardised."""
         if len(x) * world_size() < 2:
             return
-        mean, variance = moments(wide(self.out(x)))
+        mean, variance = moments(at_least_float32(self.out(x)))
         scale = (variance + SharedNorm.eps).rsqrt().to(self.out.weight.dtype)
         self.out.weight.mul_(scale[:, None])
         self.out.bias.sub_(mean.to(scale.dtype)).mul_(scale)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ncl_multi.distributed import all_reduce_sum, world_size
+from ncl_multi.losses.checks import at_least_float32
 
 
 class SharedCentre(nn.Module):
@@ -28,12 +29,12 @@ class SharedCentre(nn.Module):
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         if not self.training:
-            return (wide(x) - self.mean).to(x.dtype)
+            return (at_least_float32(x) - self.mean).to(x.dtype)
         with torch.no_grad():
-            mean = all_reduce_sum(wide(x).sum(dim=0)) / (len(x) * world_size())
+            mean = all_reduce_sum(at_least_float32(x).sum(dim=0)) / (len(x) * world_size())
             self.batches += 1
             _follow(self.mean, mean, self.batches)
-        return (wide(x) - mean).to(x.dtype)
+        return (at_least_float32(x) - mean).to(x.dtype)
 
 
 class SharedNorm(nn.Module):
@@ -58,18 +59,19 @@ class SharedNorm(nn.Module):
 
     def forward(self, h: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         if not self.training:
-            return ((wide(h) - self.mean) * (self.variance + self.eps).rsqrt()).to(h.dtype)
+            normal = (at_least_float32(h) - self.mean) * (self.variance + self.eps).rsqrt()
+            return normal.to(h.dtype)
         rows = len(h) * world_size()
         if rows < 2:
             raise ValueError("batch norm needs at least two rows to train on; got one")
         if world_size() == 1:
             normal, mean, scale = torch.native_batch_norm(
-                wide(h), None, None, None, None, True, 0.0, self.eps
+                at_least_float32(h), None, None, None, None, True, 0.0, self.eps
             )
             variance = scale.detach().pow(-2) - self.eps
         else:
-            mean, variance = moments(wide(h))
-            normal = (wide(h) - mean) * (variance + self.eps).rsqrt()
+            mean, variance = moments(at_least_float32(h))
+            normal = (at_least_float32(h) - mean) * (variance + self.eps).rsqrt()
         with torch.no_grad():
             self.batches += 1
             _follow(self.mean, mean.detach(), self.batches)
@@ -98,7 +100,7 @@ def shared_batch_norm(model: nn.Module) -> Iterator[None]:
 def _batch_norm_of_all(layer: Any, x: Tensor) -> Tensor:
     if not layer.training:
         return type(layer).forward(layer, x)
-    by_channel = wide(x).transpose(0, 1).flatten(1).T
+    by_channel = at_least_float32(x).transpose(0, 1).flatten(1).T
     mean, variance = moments(by_channel)
     if layer.running_mean is not None and layer.running_var is not None:
         rows = len(by_channel) * world_size()
@@ -108,7 +110,7 @@ def _batch_norm_of_all(layer: Any, x: Tensor) -> Tensor:
             layer.running_mean.lerp_(mean, step)
             layer.running_var.lerp_(variance * (rows / (rows - 1)), step)
     shape = (1, -1, *[1] * (x.ndim - 2))
-    normal = (wide(x) - mean.view(shape)) * (variance + layer.eps).rsqrt().view(shape)
+    normal = (at_least_float32(x) - mean.view(shape)) * (variance + layer.eps).rsqrt().view(shape)
     if layer.affine:
         normal = normal * layer.weight.view(shape) + layer.bias.view(shape)
     return normal.to(x.dtype)
@@ -119,11 +121,6 @@ def moments(h: Tensor) -> tuple[Tensor, Tensor]:
     rows = len(h) * world_size()
     mean = all_reduce_sum(h.sum(dim=0)) / rows
     return mean, all_reduce_sum((h - mean).square().sum(dim=0)) / rows
-
-
-def wide(h: Tensor) -> Tensor:
-    """At least float32: half precision is too coarse for sums."""
-    return h if h.dtype == torch.float64 else h.float()
 
 
 def _follow(running: Tensor, new: Tensor, batches: Tensor) -> None:

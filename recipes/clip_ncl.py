@@ -9,6 +9,7 @@ Usage:
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -56,6 +57,7 @@ class Config(ClipConfig):
     """Also judge, and save in `<out>/short`, the model with only so many dimensions kept."""
     twin: bool = True
     """Also train the signed twin, with the same seed and budget."""
+    free: ClassVar[tuple[str, ...]] = (*ClipConfig.free, "twin", "shorten")
 
 
 def main(cfg: Config) -> None:

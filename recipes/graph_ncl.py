@@ -9,9 +9,10 @@ Usage:
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ncl_multi.adapters.graph.config import GraphConfig
+from ncl_multi.head import Activation
 from ncl_multi.training.config import command_line
 
 Preset = Literal["cora", "citeseer", "pubmed"]
@@ -35,7 +36,7 @@ class Config(GraphConfig):
     """Activation after both layers of the encoder, any name PyG knows."""
     dims: int = 4096
     """Number of non-negative dimensions."""
-    activation: str = "relu"
+    activation: Activation = "relu"
     """What makes the codes non-negative; `none` trains only the signed twin."""
     density: float | None = None
     """Share of nodes each dimension fires for; None, without `k`: .016, but at least 130 nodes."""
@@ -43,6 +44,7 @@ class Config(GraphConfig):
     """Keep only the k largest entries of a node."""
     twin: bool = True
     """Also train the signed twin, in `<out>/twin`, and compare."""
+    free: ClassVar[tuple[str, ...]] = (*GraphConfig.free, "twin")
 
 
 # GRACE (arXiv 2006.04131) takes all nodes as negatives, and 200, 200 and 1500 steps; and PubMed at

@@ -9,7 +9,7 @@ Usage:
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -56,6 +56,14 @@ class Config(SentenceConfig):
     """Also train the signed twin, with the same seed and budget."""
     onnx: bool = False
     """Also write `model.onnx`."""
+    free: ClassVar[tuple[str, ...]] = (
+        *SentenceConfig.free,
+        "twin",
+        "compare",
+        "csr_steps",
+        "csr_lr",
+        "onnx",
+    )
 
 
 def main(cfg: Config) -> None:

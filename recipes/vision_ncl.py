@@ -8,7 +8,7 @@ Usage:
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ncl_multi.adapters.vision.config import VisionConfig
 from ncl_multi.head import Activation
@@ -47,6 +47,7 @@ class Config(VisionConfig):
     """Keep the k largest entries of a row."""
     twin: bool = True
     """Also train the signed twin, with the same seed and budget."""
+    free: ClassVar[tuple[str, ...]] = (*VisionConfig.free, "twin")
 
 
 PAPER = Config(

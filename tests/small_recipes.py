@@ -1,6 +1,8 @@
 """Every recipe in a size that takes seconds, as the command that a user would type."""
 
+import json
 import os
+import re
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +99,28 @@ def lay_out(here: Path) -> None:
     transformers.CLIPImageProcessor(
         size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
     ).save_pretrained(here / "clip")
+
+
+def check_run(out: Path) -> None:
+    """One contract for what every recipe leaves behind."""
+    figures = json.loads((out / "metrics.json").read_text())
+    for model, splits in figures.items():
+        assert re.fullmatch(r"[a-z_]+(@\d+)?", model), model
+        for split, row in splits.items():
+            assert re.fullmatch(r"[a-z]+", split), split
+            for measure, value in row.items():
+                assert re.fullmatch(r"[a-z0-9_]+", measure), measure
+                assert type(value) in (int, float), measure
+    assert any(model == "ncl" or model.startswith("ncl@") for model in figures)
+    files = [path for path in out.rglob("features/*") if path.suffix == ".safetensors"]
+    assert files
+    for path in files:
+        assert re.fullmatch(r"[a-z]+(_(image|text))?_(head|encoder)", path.stem), path
+    cards = [path.read_text() for path in out.rglob("model/README.md")]
+    assert cards
+    assert all("ncl.load(" in card and "Not trained" not in card for card in cards)
+    for name in ("config.json", "checkpoint.pt", "train.jsonl", "atlas.html"):
+        assert list(out.rglob(name)), name
 
 
 @contextmanager

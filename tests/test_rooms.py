@@ -1,6 +1,7 @@
 """The table of rooms: who may import whom, read from the source."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,39 @@ def test_importing_the_package_loads_small_parts_only():
         "sklearn", "timm", "torch_geometric", "torchvision", "transformers", "tyro",
     }  # fmt: skip
     assert not heavy & set(done.stdout.split())
+
+
+def test_every_public_name_is_listed_and_can_be_imported():
+    import ncl_multi
+
+    later = set(ncl_multi._LATER)
+    assert {*later, "Features", "NonNegHead", "TrainConfig", "info_nce"} <= set(ncl_multi.__all__)
+    assert set(ncl_multi.__all__) <= set(dir(ncl_multi))
+    for name in later:
+        module = ROOT / "ncl_multi" / f"{ncl_multi._LATER[name].replace('.', '/')}.py"
+        defined = {getattr(node, "name", "") for node in ast.parse(module.read_text()).body}
+        assert name in defined, f"{name} is not in {module}"
+    tree = ast.walk(ast.parse((ROOT / "ncl_multi/__init__.py").read_text()))
+    imported = {n.name for node in tree if isinstance(node, ast.ImportFrom) for n in node.names}
+    assert set(ncl_multi.__all__) <= imported, "type checkers see what is imported"
+
+
+def test_every_name_of_the_readme_is_public():
+    import ncl_multi
+
+    named = set(re.findall(r"\bncl\.([A-Za-z_]\w*)", (ROOT / "README.md").read_text()))
+    assert named
+    assert named <= set(dir(ncl_multi))
+
+
+def test_console_scripts_name_functions_that_are_there():
+    tomllib = pytest.importorskip("tomllib")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert set(scripts) == {"ncl-atlas", "ncl-app"}
+    for target in scripts.values():
+        module, _, function = target.partition(":")
+        tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
+        assert function in {getattr(node, "name", "") for node in tree.body}
 
 
 def test_there_is_no_drawer_for_odds_and_ends():

@@ -112,7 +112,8 @@ def _pygcl() -> Callable[..., Any]:
     """PyGCL's GRACE. Its own package file asks for compiled parts which this loss does not use."""
     from types import ModuleType
 
-    package, scatter = ModuleType("GCL"), ModuleType("torch_scatter")
+    package: Any = ModuleType("GCL")
+    scatter: Any = ModuleType("torch_scatter")
     found = find_spec("GCL")
     assert found is not None
     package.__path__, scatter.scatter = list(found.submodule_search_locations or ()), None

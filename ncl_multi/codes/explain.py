@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, issparse
 
+from ncl_multi.codes.features import normalise_rows
+
 if TYPE_CHECKING:
     from ncl_multi.codes.search import SparseIndex
 
@@ -125,10 +127,7 @@ def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
             f"codes must be non-negative; got {z.data.min():.4g}. Parts of signed codes cancel: "
             f"train with activation='relu'"
         )
-    row = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
-    length = np.sqrt(np.bincount(row, weights=z.data**2, minlength=z.shape[0]))[row]
-    z.data /= np.where(length > 0, length, 1)
-    return z
+    return normalise_rows(z)
 
 
 def _dimensions(which: int | str, dims: int, names: Sequence[str] | None) -> list[int]:

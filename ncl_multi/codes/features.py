@@ -152,6 +152,15 @@ def from_metadata(metadata: dict[str, str]) -> dict[str, Any]:
     return about
 
 
+def normalise_rows(z: csr_array) -> csr_array:
+    """Give every row length one, in place; a row of zeros stays zero."""
+    per_row = np.diff(z.indptr)
+    row = np.repeat(np.arange(z.shape[0]), per_row)
+    length = np.sqrt(np.bincount(row, z.data.astype(np.float64) ** 2, z.shape[0]))
+    z.data /= np.repeat(np.where(length > 0, length, 1), per_row).astype(z.dtype)
+    return z
+
+
 def to_csr(z: Tensor) -> csr_array:
     """Codes as models return them: unit rows, sparse, exact zeros left out.
 

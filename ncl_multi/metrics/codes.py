@@ -9,6 +9,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
+from ncl_multi.codes.features import normalise_rows
+from ncl_multi.losses.checks import at_least_float32
 from ncl_multi.training.health import ACTIVE
 
 Codes: TypeAlias = Float[Tensor, "n d"] | csr_array
@@ -23,13 +25,10 @@ def unit_rows(z: Codes) -> Codes:
     """Codes with rows of length one, in at least float32; a row of zeros stays zero."""
     check_codes(z)
     if isinstance(z, Tensor):
-        return F.normalize(z if z.dtype == torch.float64 else z.float(), dim=1)
+        return F.normalize(at_least_float32(z), dim=1)
     z = csr_array(z, dtype=np.promote_types(z.dtype, np.float32), copy=True)
     z.sum_duplicates()
-    per_row = np.diff(z.indptr)
-    length = np.sqrt(np.bincount(_row_of(z), z.data.astype(np.float64) ** 2, z.shape[0]))
-    z.data /= np.repeat(np.where(length > 0, length, 1), per_row).astype(z.dtype)
-    return z
+    return normalise_rows(z)
 
 
 def check_codes(z: Codes) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import environments
-from small_recipes import ROOT, SMALL, command, lay_out
+from small_recipes import ROOT, SMALL, check_run, command, lay_out
 
 pytest.importorskip("torch_geometric")
 pytest.importorskip("open_clip")
@@ -149,6 +149,7 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
     took = time.perf_counter() - began
     wanted = results(tmp_path / "whole")
     assert len(wanted) > 2
+    check_run(tmp_path / "whole")
     again = command(recipe, here, tmp_path / "again", *flags)
     draw = random.Random(recipe)
     kills = 0

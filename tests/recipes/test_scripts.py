@@ -1,6 +1,8 @@
 """Every script explains itself, and every one-line example runs."""
 
+import ast
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -11,6 +13,16 @@ ONE_LINE = sorted((ROOT / "recipes/one_line").glob("*.py"))
 SCRIPTS = sorted([*(ROOT / "recipes").glob("*.py"), *(ROOT / "evals").glob("*.py")])
 
 
+def options(shown):
+    """Every option of a help page, and what is said about it besides its values and its default."""
+    page = re.sub(r"[│╭╮╰╯─|+]|-{3,}", " ", shown)
+    for entry in re.split(r"\n +(?=--[a-z]|-h,)", page)[1:]:
+        name = re.search(r"--[a-z][\w-]*", entry)[0]
+        words = re.sub(r"(?s)\((default|required|repeatable|fixed|sets).*", "", entry)
+        words = re.sub(r"--[\w-]+|\{[^}]*\}|\b[A-Z]{3,}\b|[][,.]", " ", words)
+        yield name, " ".join(words.split())
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_help_explains_every_option(script, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [str(script), "--help"])
@@ -19,6 +31,10 @@ def test_help_explains_every_option(script, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
     assert "usage:" in shown
+    explained = {name: words for name, words in options(shown) if name != "--help"}
+    assert explained
+    for name, words in explained.items():
+        assert len(words.split()) >= 2, f"{name} is not explained: {words!r}"
     docstring = runpy.run_path(str(script), run_name="script")["__doc__"]
     assert f"python {script.relative_to(ROOT)}" in docstring
 
@@ -36,6 +52,20 @@ def test_one_line_example_runs(script, capsys):
     assert source.count("# <- the line") == 1
     runpy.run_path(str(script), run_name="__main__")
     assert "nan" not in capsys.readouterr().out
+
+
+def test_an_option_without_words_is_seen():
+    page = "usage: x\n\n│ -h, --help   show this help │\n│ --k {None}|INT  Keep k. (default: 3) │\n"
+    assert dict(options(page + "│ --dims INT   (default: 4) │"))["--dims"] == ""
+    assert dict(options(page))["--k"] == "Keep k"
+
+
+def test_evals_cite_files_that_recipes_write():
+    name = re.compile(r"[a-z]+(_(image|text))?_(head|encoder)\.safetensors")
+    for path in (ROOT / "evals").rglob("*.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        for cited in re.findall(r"runs/\S+/features/(\S+)", docstring):
+            assert name.fullmatch(cited), f"{path.name} cites {cited}"
 
 
 def test_speed_says_what_to_install_to_compare_with():

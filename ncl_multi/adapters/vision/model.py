@@ -119,9 +119,10 @@ class NonNegVision(
         starts = range(0, len(images), size)
         for start in tqdm(starts, desc="encode", unit="batch", leave=False, disable=not progress):
             with torch.inference_mode():
-                yield self.represent(self._prepared(images[start : start + size]))
+                yield self.represent(self.prepare(images[start : start + size]))
 
-    def _prepared(self, images: Tensor | Sequence[Any]) -> Tensor:
+    def prepare(self, images: Tensor | Sequence[Any]) -> Float[Tensor, "n 3 size size"]:
+        """Images as the encoder takes them: in [0, 1], three channels, its size, its device."""
         if not isinstance(images, Tensor):
             images = as_tensor(images, self.size)
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):

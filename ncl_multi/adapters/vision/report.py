@@ -2,16 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from ncl_multi.adapters.vision.model import NonNegVision
+from ncl_multi.adapters.vision.views import Views
 from ncl_multi.codes.features import Features
+from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
 from ncl_multi.data.pictures import ImageSet, thumbnails
-from ncl_multi.metrics import knn_accuracy, linear_probe, readability
+from ncl_multi.metrics import (
+    LinearProbe,
+    fine_tuned_accuracy,
+    knn_accuracy,
+    linear_probe,
+    readability,
+)
 from ncl_multi.report import table, write_json
 
 
@@ -70,3 +78,30 @@ def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
     h = model.embed(images.images, progress=True)
     with torch.inference_mode():
         return {"encoder": h, "head": model.head.fold().cpu()(h)}
+
+
+def fine_tuned_encoder(
+    model: NonNegVision, train: ImageSet, test: ImageSet, *, epochs: int = 10, seed: int = 0
+) -> float:
+    """Test accuracy after a copy of the whole encoder was trained on labels."""
+    views = Views(model.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
+
+    def encode(trained: nn.Module, x: Tensor) -> Tensor:
+        return cast(NonNegVision, trained).represent(x)
+
+    return fine_tuned_accuracy(
+        model,
+        encode,
+        (train.images[:], train.y),
+        (test.images[:], test.y),
+        augment=views,
+        prepare=model.prepare,
+        epochs=epochs,
+        seed=seed,
+    )
+
+
+def corrupted_accuracy(model: NonNegVision, probe: LinearProbe, test: ImageSet) -> dict[str, float]:
+    """Accuracy of a probe of the encoder on test images made worse, by what was done to them."""
+    pictures = {kind: corrupt(test.images[:], kind) for kind in CORRUPTIONS}
+    return {kind: probe.accuracy(model.embed(worse), test.y) for kind, worse in pictures.items()}
