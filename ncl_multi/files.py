@@ -6,6 +6,7 @@ file.
 """
 
 import ctypes
+import hashlib
 import io
 import json
 import os
@@ -50,6 +51,8 @@ _TORCH_DAMAGE = (
 )  # fmt: skip
 # The settings of a tokenizer may list thousands of added tokens.
 _MOST_SETTINGS = 2**22
+# peft fetches the model that it names.
+_FETCHES = ("adapter_config.json",)
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 _MOST_VOCABULARY = 2**26
 _EXCHANGE = 2
@@ -124,6 +127,38 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                 old.rename(path)
             for left in (part, old):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def link_equal_files(folder: str | Path, least_bytes: int = 2**20) -> int:
+    """Let equal files below a folder share their place on the disk; return how many bytes it freed.
+
+    They become hard links of one file, such as the frozen encoder that a model, its twin and its
+    export each contain. Saves here replace files and never write into them, so a link is as good
+    as a copy. Where there are no hard links, nothing changes.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in "ab":
+        ...     _ = (folder / name).write_bytes(bytes(2**20))
+        >>> link_equal_files(folder)
+        1048576
+    """
+    freed = 0
+    known: dict[tuple[int, bytes], Path] = {}
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size < least_bytes:
+            continue
+        key = path.stat().st_size, _digest(path)
+        first = known.setdefault(key, path)
+        if first.samefile(path):
+            continue
+        with suppress(OSError):
+            link = path.with_name(f".{path.name}.{os.getpid()}.part")
+            os.link(first, link)
+            link.replace(path)
+            freed += key[0]
+    return freed
 
 
 @contextmanager
@@ -241,14 +276,14 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
     for path in sorted(Path(folder).rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
-        if not path.is_file() or path.suffix not in suffixes:
+        if not path.is_file() or path.suffix not in suffixes or path.name in _FETCHES:
             raise ValueError(
                 f"{path} does not belong into a saved model: expected only files that end in "
                 f"{', '.join(sorted(suffixes))}. It was not loaded; remove it if you trust the rest"
             )
         if path.suffix == ".json" and path.name not in _VOCABULARIES:
             _check_settings(path)
-        elif path.stat().st_size > _MOST_VOCABULARY:
+        elif path.suffix != ".safetensors" and path.stat().st_size > _MOST_VOCABULARY:
             raise ValueError(f"{path} is larger than {_MOST_VOCABULARY} bytes; it was not loaded")
 
 
@@ -390,6 +425,14 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
             f"read. Scale it down"
         )
     return picture
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.digest()
 
 
 def _check_settings(path: Path) -> None:

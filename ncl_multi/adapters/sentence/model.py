@@ -106,8 +106,8 @@ class NonNegEncoder(
         trust = given.pop("trust_remote_code", False)
         if given:
             raise TypeError(f"NonNegEncoder takes no option {', '.join(given)}")
-        encoder = Encoder.load(
-            folder / "encoder", options["pooling"], options["tower"], trust_remote_code=trust
+        encoder = Encoder.load_saved(
+            folder / "encoder", options["pooling"], options["tower"], trust
         )
         # Version 0.1 called the width of the codes out_dim.
         head = {name: value for name, value in options["head"].items() if name != "in_dim"}
