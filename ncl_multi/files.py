@@ -13,7 +13,9 @@ import os
 import shutil
 import struct
 import sys
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,16 +45,17 @@ _CODE = (
     "quantization_config",
     "trust_remote_code",
 )
-# What torch raises at bytes that are no file of its own; most come from its unpickler in Python.
-_TORCH_DAMAGE = (
+DAMAGE = (
     ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
-    MemoryError, NotImplementedError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
-    struct.error, zipfile.BadZipFile,
+    MemoryError, NotImplementedError, OSError, RuntimeError, SyntaxError, TypeError,
+    UnpicklingError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+"""What readers of other libraries raise at bytes that are not what they expect."""
 # The settings of a tokenizer may list thousands of added tokens.
 _MOST_SETTINGS = 2**22
 # peft fetches the model that it names.
 _FETCHES = ("adapter_config.json",)
+_MOST_LAYERS = 1000
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 _MOST_VOCABULARY = 2**26
 _EXCHANGE = 2
@@ -375,22 +378,35 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
         raise ValueError(f"{path} is not a file")
     try:
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                sizes = [(part.file_size, part.compress_type) for part in archive.infolist()]
-            if sum(size for size, _ in sizes) > Path(path).stat().st_size or any(
-                kind != zipfile.ZIP_STORED for _, kind in sizes
-            ):
-                raise ValueError("its parts are larger than the file")
+            check_zip(path, compressed=False)
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
-    except _TORCH_DAMAGE as error:
+    except DAMAGE as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{path} was not written by torch.save, was cut short, or contains more than tensors, "
             f"so it was not read: {first}"
         ) from error
+
+
+def check_zip(path: str | Path, *, compressed: bool = True) -> None:
+    """Refuse a zip file whose parts would take more memory than `most_memory` of it.
+
+    Without `compressed`, parts may not be compressed, so they take no more than the file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    total, size = sum(part.file_size for part in parts), Path(path).stat().st_size
+    plain = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+    if total > (most_memory(size) if compressed else size) or not (compressed or plain):
+        raise ValueError(f"its parts are larger than the file: {total} bytes in {size}")
+
+
+def most_memory(file_size: int) -> int:
+    """Bytes that the content of a file of this size may take: 10 times as many, and 100 MB."""
+    return 10 * file_size + 100_000_000
 
 
 def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Any:
@@ -444,6 +460,8 @@ def _check_settings(path: Path) -> None:
         elif isinstance(value, dict):
             left += value.values()
             for key, setting in value.items():
+                if "layer" in key and isinstance(setting, int) and setting > _MOST_LAYERS:
+                    raise ValueError(f"{path} asks for {key} {setting}; at most {_MOST_LAYERS}")
                 kernel = key.endswith("_implementation") and setting not in (None, "eager", "sdpa")
                 if key in _CODE or kernel:
                     raise ValueError(

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from scipy.sparse import csr_array, vstack
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
-from ncl_multi.files import atomic_folder, check_keys, read_json
+from ncl_multi.files import atomic_folder, check_keys, most_memory, read_json
 from ncl_multi.head import NonNegHead, top_k
 from ncl_multi.training.config import TrainConfig
 
@@ -205,6 +204,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         """A model as `options` and the folder's parts describe it, with any weights."""
         if given:
             raise TypeError(f"{cls.__name__} takes no option {', '.join(given)}")
+        check_fits(lambda: cls(**options), folder / "model.safetensors")
         return cls(**options)
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
@@ -287,6 +287,8 @@ def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) ->
             config = _of_version_1(folder, config)
         else:
             check_keys(config, _KEYS, (), folder / "config.json")
+        if not isinstance(config["options"], dict) or not isinstance(config["figures"], dict):
+            raise ValueError("options and figures in its config must be objects")
         if config["kind"] not in _KINDS:
             raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
         module, _, name = _KINDS[config["kind"]].partition(":")
@@ -295,13 +297,26 @@ def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) ->
             raise ValueError(f"it contains a {cls.__name__}, not a {expected.__name__}")
         model = cls._build(config["options"], folder, **options)
         model._load_parts(folder)
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # Whatever the libraries raise that read its parts.
         raise ValueError(
             f"{source} does not contain a model written by save_pretrained: {error}. {_ADVICE}"
         ) from error
     model.trained_on = config["trained_on"]
     model.figures = config["figures"]
     return model.eval()
+
+
+def check_fits(make: Callable[[], nn.Module], weights: Path) -> None:
+    """Refuse settings that make a module much larger than its file of weights.
+
+    It is made without memory first: a config of a few bytes may ask for any amount.
+    """
+    with torch.device("meta"):
+        blank = make()
+    size = weights.stat().st_size
+    asked = sum(part.numel() * part.element_size() for part in blank.state_dict().values())
+    if asked > most_memory(size):
+        raise ValueError(f"its config asks for {asked} bytes of weights; {weights} has {size}")
 
 
 def _folder(source: str | Path, options: dict[str, Any]) -> Path:

@@ -46,9 +46,9 @@ class PictureFiles:
         file = self.files[row]
         name = file if isinstance(file, Path) else f"row {row}"
         try:
-            picture = open_picture(file, name)
-            picture.load()
-            return picture
+            with open_picture(file, name) as picture:
+                picture.load()
+                return on_white(picture)
         except DAMAGE as error:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 

@@ -26,7 +26,7 @@ from ncl_multi.adapters.clip.towers import Pixels, Tokens, Towers
 from ncl_multi.data.fetch import cache as user_cache
 from ncl_multi.data.pictures import thumbnail
 from ncl_multi.files import open_picture
-from ncl_multi.model import SparseModel
+from ncl_multi.model import SparseModel, check_fits
 
 try:
     from PIL import Image
@@ -103,7 +103,11 @@ class NonNegClip(
             raise TypeError(f"NonNegClip takes no option {', '.join(given)}")
         # Version 0.1 kept the options of the heads by themselves.
         options = options | options.pop("options", {})
-        return cls(Towers.load(folder / "towers"), **options)
+        heads, weights = folder / "model.safetensors", folder / "towers.safetensors"
+        check_fits(lambda: Towers.load(folder / "towers"), weights if weights.exists() else heads)
+        towers = Towers.load(folder / "towers")
+        check_fits(lambda: cls(towers, **options).heads, heads)
+        return cls(towers, **options)
 
     def _save_parts(self, folder: Path) -> None:
         self.towers.save(folder / "towers")

@@ -198,8 +198,8 @@ def _checked_image(row: int, item: Any) -> Any:
 
     if isinstance(item, str | Path):
         try:
-            item = open_picture(item)
-            item.load()
+            with open_picture(item) as opened:
+                item = opened.convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:
             raise ValueError(f"row {row} is not an image that can be read: {error}") from error
     if isinstance(item, Image.Image):
