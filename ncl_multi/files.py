@@ -6,10 +6,13 @@ file.
 """
 
 import ctypes
+import glob
 import hashlib
 import io
 import json
 import os
+import platform
+import re
 import shutil
 import struct
 import sys
@@ -58,6 +61,7 @@ _FETCHES = ("adapter_config.json",)
 _MOST_LAYERS = 1000
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 _MOST_VOCABULARY = 2**26
+_MACHINE = re.sub(r"\W", "-", platform.node())
 _EXCHANGE = 2
 _HERE = -100
 
@@ -66,11 +70,15 @@ _HERE = -100
 def atomic(path: str | Path) -> Iterator[Path]:
     """Give a path to write to; what was written takes its place when the block ends without error.
 
-    The old file stays until then, so a full disk or a kill leaves it untouched.
+    The old file stays until then, so a full disk or a kill leaves it untouched. What killed
+    processes of this machine left is removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_MACHINE}.*.part"):
+        if not _is_running(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
+    unfinished = path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.part")
     try:
         yield unfinished
         with unfinished.open("rb+") as file:
@@ -441,6 +449,19 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
             f"read. Scale it down"
         )
     return picture
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process of this number may be running; Windows cannot be asked."""
+    if os.name != "posix" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _digest(path: Path) -> bytes:
