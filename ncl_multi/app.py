@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from ncl_multi.atlas.page import head_features
 from ncl_multi.codes.explain import Match, explain, steer, unit_rows
 from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import class_names, name_dimensions
+from ncl_multi.codes.names import class_names, name_sides
 from ncl_multi.codes.search import SparseIndex
 from ncl_multi.files import open_picture
 from ncl_multi.model import load
@@ -39,6 +39,7 @@ class Item:
 
     text: str
     side: str
+    split: str
     picture: bytes | None
 
 
@@ -51,11 +52,7 @@ class Desk:
     def __init__(self, run: str | Path):
         run = Path(run)
         sides = list(head_features(run / "features").values())
-        wordy = max(sides, key=lambda side: (side.about.get("side") == "text", bool(side.items)))
-        given = wordy.about.get("names")
-        if given and (not isinstance(given, list) or not all(isinstance(n, str) for n in given)):
-            raise ValueError(f"the names of dimensions in {run} must be a list of texts")
-        self.names = given or name_dimensions(wordy)
+        self.names = name_sides(sides)
         self.items = [item for side in sides for item in _items(side)]
         self.sides = list(dict.fromkeys(item.side for item in self.items))
         self.index = SparseIndex(sides[0].dims, self.names)
@@ -75,7 +72,7 @@ class Desk:
         if len(text) > MOST_TEXT:
             raise ValueError(f"type at most {MOST_TEXT} characters; got {len(text)}")
         if self.model is None:
-            raise ValueError("this run holds no model that can encode; give the number of an item")
+            raise ValueError("this run has no model that can encode; give the number of an item")
         return unit_rows(self.model.encode([text if image is None else image]))
 
     def concepts(self, code: csr_array, most: int = 12) -> list[int]:
@@ -128,10 +125,11 @@ class Desk:
         )
         rest = match.score - sum(part.share for part in shown)
         others = f" + <b>{rest:.2f}</b>&nbsp;others" if rest >= 0.005 else ""
+        about = html.escape(f"item {match.id}{f', {item.split}' * bool(item.split)}")
         return (
             f'<div style="display:flex;gap:14px;align-items:center;margin:10px 0">{picture}'
             f"<div><div><b>{match.score:.2f}</b> {html.escape(item.text)} "
-            f'<span style="opacity:.6">(item {match.id})</span></div>'
+            f'<span style="opacity:.6">({about})</span></div>'
             f'<div style="opacity:.85;font-size:.9em">= {reasons}{others}</div></div></div>'
         )
 
@@ -275,7 +273,9 @@ def _items(features: Features) -> list[Item]:
     elif features.about.get("classes") and features.y is not None and features.y.ndim == 1:
         texts = class_names(features)
     pictures: Sequence[bytes | None] = features.thumbnails or [None] * len(features)
-    return [Item(text, side, picture) for text, picture in zip(texts, pictures, strict=True)]
+    splits = features.split_of()
+    rows = zip(texts, splits, pictures, strict=True)
+    return [Item(text, side, split, picture) for text, split, picture in rows]
 
 
 def _thumbnail(encoded: bytes) -> str:

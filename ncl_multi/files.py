@@ -6,13 +6,19 @@ file.
 """
 
 import ctypes
+import glob
+import hashlib
 import io
 import json
 import os
+import platform
+import re
 import shutil
 import struct
 import sys
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,16 +48,20 @@ _CODE = (
     "quantization_config",
     "trust_remote_code",
 )
-# What torch raises at bytes that are no file of its own; most come from its unpickler in Python.
-_TORCH_DAMAGE = (
+DAMAGE = (
     ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
-    MemoryError, NotImplementedError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
-    struct.error, zipfile.BadZipFile,
+    MemoryError, NotImplementedError, OSError, RuntimeError, SyntaxError, TypeError,
+    UnpicklingError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+"""What readers of other libraries raise at bytes that are not what they expect."""
 # The settings of a tokenizer may list thousands of added tokens.
 _MOST_SETTINGS = 2**22
+# peft fetches the model that it names.
+_FETCHES = ("adapter_config.json",)
+_MOST_LAYERS = 1000
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 _MOST_VOCABULARY = 2**26
+_MACHINE = re.sub(r"\W", "-", platform.node())
 _EXCHANGE = 2
 _HERE = -100
 
@@ -60,11 +70,15 @@ _HERE = -100
 def atomic(path: str | Path) -> Iterator[Path]:
     """Give a path to write to; what was written takes its place when the block ends without error.
 
-    The old file stays until then, so a full disk or a kill leaves it untouched.
+    The old file stays until then, so a full disk or a kill leaves it untouched. What killed
+    processes of this machine left is removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_MACHINE}.*.part"):
+        if not _is_running(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
+    unfinished = path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.part")
     try:
         yield unfinished
         with unfinished.open("rb+") as file:
@@ -124,6 +138,38 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                 old.rename(path)
             for left in (part, old):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def link_equal_files(folder: str | Path, least_bytes: int = 2**20) -> int:
+    """Let equal files below a folder share their place on the disk; return how many bytes it freed.
+
+    They become hard links of one file, such as the frozen encoder that a model, its twin and its
+    export each contain. Saves here replace files and never write into them, so a link is as good
+    as a copy. Where there are no hard links, nothing changes.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in "ab":
+        ...     _ = (folder / name).write_bytes(bytes(2**20))
+        >>> link_equal_files(folder)
+        1048576
+    """
+    freed = 0
+    known: dict[tuple[int, bytes], Path] = {}
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size < least_bytes:
+            continue
+        key = path.stat().st_size, _digest(path)
+        first = known.setdefault(key, path)
+        if first.samefile(path):
+            continue
+        with suppress(OSError):
+            link = path.with_name(f".{path.name}.{os.getpid()}.part")
+            os.link(first, link)
+            link.replace(path)
+            freed += key[0]
+    return freed
 
 
 @contextmanager
@@ -241,14 +287,14 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
     for path in sorted(Path(folder).rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
-        if not path.is_file() or path.suffix not in suffixes:
+        if not path.is_file() or path.suffix not in suffixes or path.name in _FETCHES:
             raise ValueError(
                 f"{path} does not belong into a saved model: expected only files that end in "
                 f"{', '.join(sorted(suffixes))}. It was not loaded; remove it if you trust the rest"
             )
         if path.suffix == ".json" and path.name not in _VOCABULARIES:
             _check_settings(path)
-        elif path.stat().st_size > _MOST_VOCABULARY:
+        elif path.suffix != ".safetensors" and path.stat().st_size > _MOST_VOCABULARY:
             raise ValueError(f"{path} is larger than {_MOST_VOCABULARY} bytes; it was not loaded")
 
 
@@ -340,22 +386,35 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
         raise ValueError(f"{path} is not a file")
     try:
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                sizes = [(part.file_size, part.compress_type) for part in archive.infolist()]
-            if sum(size for size, _ in sizes) > Path(path).stat().st_size or any(
-                kind != zipfile.ZIP_STORED for _, kind in sizes
-            ):
-                raise ValueError("its parts are larger than the file")
+            check_zip(path, compressed=False)
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
-    except _TORCH_DAMAGE as error:
+    except DAMAGE as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{path} was not written by torch.save, was cut short, or contains more than tensors, "
             f"so it was not read: {first}"
         ) from error
+
+
+def check_zip(path: str | Path, *, compressed: bool = True) -> None:
+    """Refuse a zip file whose parts would take more memory than `most_memory` of it.
+
+    Without `compressed`, parts may not be compressed, so they take no more than the file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    total, size = sum(part.file_size for part in parts), Path(path).stat().st_size
+    plain = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+    if total > (most_memory(size) if compressed else size) or not (compressed or plain):
+        raise ValueError(f"its parts are larger than the file: {total} bytes in {size}")
+
+
+def most_memory(file_size: int) -> int:
+    """Bytes that the content of a file of this size may take: 10 times as many, and 100 MB."""
+    return 10 * file_size + 100_000_000
 
 
 def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Any:
@@ -392,6 +451,27 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
     return picture
 
 
+def _is_running(process: str) -> bool:
+    """Whether a process of this number may be running; Windows cannot be asked."""
+    if os.name != "posix" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.digest()
+
+
 def _check_settings(path: Path) -> None:
     left = [parse_json(read_bytes(path, _MOST_SETTINGS), path)]
     while left:
@@ -401,6 +481,8 @@ def _check_settings(path: Path) -> None:
         elif isinstance(value, dict):
             left += value.values()
             for key, setting in value.items():
+                if "layer" in key and isinstance(setting, int) and setting > _MOST_LAYERS:
+                    raise ValueError(f"{path} asks for {key} {setting}; at most {_MOST_LAYERS}")
                 kernel = key.endswith("_implementation") and setting not in (None, "eager", "sdpa")
                 if key in _CODE or kernel:
                     raise ValueError(

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from scipy.sparse import csr_array, vstack
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
-from ncl_multi.files import atomic_folder, check_keys, read_json
+from ncl_multi.files import atomic_folder, check_keys, most_memory, read_json
 from ncl_multi.head import NonNegHead, top_k
 from ncl_multi.training.config import TrainConfig
 
@@ -214,6 +213,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     @classmethod
     def _build(cls: type[Model], options: dict[str, Any], folder: Path, **given: Any) -> Model:
         """A model as `options` and the folder's parts describe it, with any weights."""
+        check_fits(lambda: cls(**options), folder / "model.safetensors")
         return cls(**options)
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def _one_error(source: str | Path) -> Iterator[None]:
     """Whatever is wrong with a folder, the error is of one kind and says what to do."""
     try:
         yield
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # Whatever the libraries raise that read its parts.
         words = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
         # Weights that do not fit are named one by one: the first few will do.
         reason = shorten_text(words, 300, placeholder=" ...")
@@ -352,7 +352,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
     check_keys(config, _KEYS, (), folder / "config.json")
     if config["kind"] not in _KINDS:
         raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
+    if not isinstance(config["options"], dict) or not isinstance(config["figures"], dict):
+        raise ValueError("options and figures in its config must be objects")
     return config
+
+
+def check_fits(make: Callable[[], nn.Module], weights: Path) -> None:
+    """Refuse settings that make a module much larger than its file of weights.
+
+    It is made without memory first: a config of a few bytes may ask for any amount.
+    """
+    with torch.device("meta"):
+        blank = make()
+    size = weights.stat().st_size
+    asked = sum(part.numel() * part.element_size() for part in blank.state_dict().values())
+    if asked > most_memory(size):
+        raise ValueError(f"its config asks for {asked} bytes of weights; {weights} has {size}")
 
 
 def _folder(source: str | Path, options: dict[str, Any]) -> Path:

@@ -3,8 +3,9 @@
 Usage:
     python recipes/sentence_ncl.py
     python recipes/sentence_ncl.py --model sentence-transformers/all-mpnet-base-v2 --dims 2048
-    python recipes/sentence_ncl.py --data documents.txt --texts none --contrast 1 --correlation 0
-    python recipes/sentence_ncl.py --data pairs.csv --texts none --finetune --lr 2e-5
+    python recipes/sentence_ncl.py --data reviews.csv --columns review
+    python recipes/sentence_ncl.py --data documents.txt --contrast 1 --correlation 0
+    python recipes/sentence_ncl.py --data pairs.csv --finetune --lr 2e-5
 """
 
 from dataclasses import dataclass, replace
@@ -24,12 +25,16 @@ class Config(SentenceConfig):
     out: Path = Path("runs/sentence_ncl")
     """Folder for the checkpoint, the models, the features and the report."""
     data: str = "snli"
-    """`snli`; a csv or jsonl of sentences, pairs or triplets; `hf:<name>` from the hub; or what is
-    to be searched: `cranfield` (NCL_DATA), or a txt file with one document per line."""
+    """`snli`; a csv, tsv, jsonl or parquet file of sentences, pairs or triplets; `hf:<name>` from
+    the hub; or what is to be searched: `cranfield` (NCL_DATA), or a txt file with one document per
+    line."""
+    columns: tuple[str, ...] | None = None
+    """Columns of the file with the text, its positive and its negative; None finds them out."""
     limit: int | None = 8000
     """Use the first so many examples of `data`; None for all."""
-    texts: Literal["stsb", "none"] = "stsb"
-    """Also learn from these pairs and their human scores: the STS-B training split."""
+    texts: Literal["stsb", "none"] | None = None
+    """Also learn from these pairs and their human scores: the STS-B training split. None does so
+    for `snli` only."""
     model: str = "minilm"
     """`minilm`, or any encoder on the hub or in a folder."""
     pooling: Literal["mean", "cls", "last", "own"] | None = None
@@ -47,7 +52,8 @@ class Config(SentenceConfig):
     scored: float = 0.5
     """Weight of the correlation with human scores; 0 takes the sentences without them."""
     compare: bool = False
-    """Also train sentence-transformers' CSR, once for each k, and measure PCA."""
+    """Also train sentence-transformers' CSR, once for each k, and measure PCA; on data of your own,
+    judge by STS-B, too."""
     csr_steps: int = 75
     """Steps for each of them; with four k, ours takes as many for all together."""
     csr_lr: float = 1e-3
@@ -73,7 +79,9 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.sentence.report import baselines, write_report
     from ncl_multi.atlas.page import write_atlas
 
-    corpus = read_corpus(cfg.data, cfg.limit, cfg.texts, cfg.rows_seen)
+    named = cfg.data in ("snli", "cranfield")
+    texts = cfg.texts or ("stsb" if cfg.data == "snli" else "none")
+    corpus = read_corpus(cfg.data, cfg.limit, texts, cfg.rows_seen, cfg.columns)
     source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
     model = ncl.wrap(
         source,
@@ -88,7 +96,8 @@ def main(cfg: Config) -> None:
     for name, own in models.items():
         own.fit(corpus, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
-        write_report(models, corpus, others, cfg.out, onnx=cfg.onnx)
+        judged = named or cfg.compare
+        write_report(models, corpus, others, cfg.out, onnx=cfg.onnx, benchmarks=judged)
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 

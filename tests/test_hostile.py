@@ -43,6 +43,7 @@ from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.app import load_model
 from ncl_multi.data import images
 from ncl_multi.data.members import tar_files
+from ncl_multi.files import open_picture
 
 OURS = (ValueError, OSError)
 """What a reader may raise: errors that say what is wrong with the file."""
@@ -565,8 +566,10 @@ def test_a_picture_of_ten_gigapixels_is_refused_in_words(tmp_path):
     for side in (9_000, 100_000):
         for path in tmp_path.rglob("*.png"):
             path.write_bytes(png(side))
-        with pytest.raises(ValueError, match="cannot be read as a picture"):
-            images(str(tmp_path), size=8).images[[0]]
+        with pytest.raises(ValueError, match="not one of the 18 pictures"):
+            images(str(tmp_path), size=8)
+        with pytest.raises(ValueError, match=r"0\.png (has 9000 x|cannot be read as a picture)"):
+            open_picture(tmp_path / "cat" / "0.png")
     pairs = pairs_of("p", "train", [png(100_000), png(8)], ["big", "small"], [["a"], ["b"]])
     assert pairs.open(1).size == (8, 8)
     with pytest.raises(DamagedImageError, match="big: "):

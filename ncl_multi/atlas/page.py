@@ -25,21 +25,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncl_multi.atlas.tables import NEAREST, NONE, REASONS, SHOWN, TOP, readings, tables
-from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import MIXED, name_dimensions
-from ncl_multi.files import atomic
+from ncl_multi.codes.features import Features, spread
+from ncl_multi.codes.names import name_sides
+from ncl_multi.files import atomic, open_picture
 
 try:
-    from PIL import Image, UnidentifiedImageError
     from tqdm.auto import tqdm
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs pillow and tqdm: pip install 'ncl-multi[train]'") from error
+    raise ModuleNotFoundError("needs tqdm: pip install 'ncl-multi[train]'") from error
 
 MOST_ITEMS = 10_000
 LARGEST = 14_500_000
 """Bytes of a page; pictures that do not fit are left out, those no card shows first."""
 
-_SPLITS = ("test", "validation", "val", "dev")
+_SPLITS = ("all", "test", "validation", "val", "dev")
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
     Dimensions are in the order of how readable they are: the mean of purity@10, where items have
     classes, and of how many of the strongest items belong to its name. Only what the head put out
     is shown. Files that differ in `about["side"]` are shown together, as CLIP's images and texts;
-    of several splits, the test split. Of more than 10,000 items, as many are taken at even
-    distances.
+    of several splits, the file of all of them or else the test split. Of more than 10,000 items, as
+    many are taken at even distances.
 
     Args:
         run: Folder of a run.
@@ -73,8 +72,8 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
     run = Path(run)
     chosen = head_features(run / "features")
     limit = MOST_ITEMS // len(chosen)
-    kept = {name: _spread(len(features), limit) for name, features in chosen.items()}
-    sides = [_take(features, kept[name]) for name, features in chosen.items()]
+    kept = {name: spread(len(features), limit) for name, features in chosen.items()}
+    sides = [features.take(kept[name]) for name, features in chosen.items()]
     spaces = [_space(_title(sides[0]), sides, sides)]
     folder = (run / "twin" if twin is None else Path(twin)) / "features"
     twins = [folder / f"{name}.safetensors" for name in chosen]
@@ -87,7 +86,7 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
                 )
             if None not in (other.items, ours.items) and other.items != ours.items:
                 raise ValueError(f"{path} must hold the items of the run itself; got other items")
-        taken = [_take(other, rows) for other, rows in zip(theirs, kept.values(), strict=True)]
+        taken = [other.take(rows) for other, rows in zip(theirs, kept.values(), strict=True)]
         spaces.append(_space("Twin", taken, sides))
     page = _page(run.resolve().name, sides, spaces, sum(map(len, chosen.values())))
     with atomic(run / "atlas.html") as unfinished:
@@ -96,7 +95,7 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
 
 
 def head_features(folder: Path) -> dict[str, Features]:
-    """What the head put out for each side of a run, by file name; the test split, if any."""
+    """What the head put out for each side of a run, by file name; of all splits, if possible."""
     sides: dict[Any, tuple[str, Features]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         features = Features.load(path)
@@ -122,23 +121,6 @@ def _rank(features: Features) -> int:
     return _SPLITS.index(split) if split in _SPLITS else len(_SPLITS)
 
 
-def _spread(rows: int, limit: int) -> np.ndarray:
-    return np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(int))
-
-
-def _take(features: Features, rows: np.ndarray) -> Features:
-    def pick(entries: Sequence[Any] | None) -> list[Any] | None:
-        return None if entries is None else [entries[row] for row in rows]
-
-    return replace(
-        features,
-        z=features.z[rows],
-        y=None if features.y is None else features.y[torch.from_numpy(rows)],
-        items=pick(features.items),
-        thumbnails=pick(features.thumbnails),
-    )
-
-
 def _title(features: Features) -> str:
     signed = features.about.get("activation") in ("none", "gelu", "leaky_relu")
     return "Signed" if signed else "NCL"
@@ -148,19 +130,7 @@ def _space(title: str, codes: Sequence[Features], items: Sequence[Features]) -> 
     sides = [
         replace(side, z=own.z, about=own.about) for side, own in zip(items, codes, strict=True)
     ]
-    # Words name best, and CLIP's texts best of all; a run may also bring its own names. What the
-    # texts do not name, the items of the other side may.
-    by_words = sorted(sides, key=lambda side: (not _is_text(side), not side.items))
-    names = list(by_words[0].about.get("names") or name_dimensions(by_words[0]))
-    for side in by_words[1:]:
-        if any(name in ("", MIXED) for name in names):
-            pairs = zip(names, name_dimensions(side), strict=True)
-            names = [(new or old) if old in ("", MIXED) else old for old, new in pairs]
-    return _Space(title, sides, [str(name) for name in names])
-
-
-def _is_text(features: Features) -> bool:
-    return features.about.get("side") == "text"
+    return _Space(title, sides, name_sides(sides))
 
 
 def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total: int) -> str:
@@ -176,7 +146,7 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
         read, more = readings(space.sides, space.names)
         arrays |= {f"{number}.{name}": array for name, array in (found | read).items()}
         facts.append(more + fact)
-    items = [_text(side, row) for side in sides for row in range(len(side))]
+    items = [text for side in sides for text in _texts(side)]
     about: dict[str, Any] = {
         "about": _describe(sides[0].about, len(items), total),
         "sides": [str(side.about.get("side") or "") for side in sides],
@@ -216,10 +186,14 @@ def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
     return labels, names + [f"class {n}" for n in range(len(names), int(known.max()) + 1)]
 
 
-def _text(features: Features, row: int) -> str:
-    if features.items is not None and str(features.items[row]).strip():
-        return str(features.items[row])
-    return f"{features.about.get('side') or 'item'} {row}"
+def _texts(features: Features) -> list[str]:
+    """What a person reads of each item, with its split where a page shows several."""
+    texts = [str(text) for text in features.items or [""] * len(features)]
+    kind = features.about.get("side") or "item"
+    texts = [text if text.strip() else f"{kind} {row}" for row, text in enumerate(texts)]
+    if not features.about.get("splits"):
+        return texts
+    return [f"{text} ({split})" for text, split in zip(texts, features.split_of(), strict=True)]
 
 
 def _describe(about: dict[str, Any], shown: int, total: int) -> str:
@@ -261,9 +235,9 @@ def _pictures(items: Sequence[tuple[Features, int]], order: Sequence[int], room:
 
 def _shrink(encoded: bytes, size: int) -> str:
     try:
-        with Image.open(io.BytesIO(encoded)) as opened:
+        with open_picture(encoded) as opened:
             image = opened.convert("RGBA" if opened.has_transparency_data else "RGB")
-    except (UnidentifiedImageError, OSError):
+    except (OSError, SyntaxError, ValueError):
         return ""
     image.thumbnail((size, size))
     buffer = io.BytesIO()

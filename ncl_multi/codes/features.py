@@ -1,7 +1,8 @@
 """The Features file: codes, labels, item names and where they came from."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from scipy.sparse import csr_array, issparse
+from scipy.sparse import csr_array, issparse, vstack
 from torch import Tensor
 
 from ncl_multi.files import Expected, atomic, parse_json, read_safetensors
@@ -20,6 +21,8 @@ MOST_COLUMNS = 2**22
 """Width of codes. A file need not be large to claim a large width, so it has a limit."""
 MOST_ABOUT = 2**22
 """Bytes of provenance in a file."""
+MOST_SHOWN = 10_000
+"""Items of all splits of a run that are written together, as `all`, to be shown."""
 
 _NUMBERS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 _PARTS = {
@@ -44,7 +47,8 @@ class Features:
     is smaller. `y` are class labels, `items` what a person reads of an item (a caption, a sentence,
     a file name), `thumbnails` its picture as encoded PNG, JPEG or WebP. `about` is the provenance:
     model, data, split, seed, activation, `output` ("encoder" or "head"), `normalised`, and
-    `classes`, the names of the labels. It travels in the file and is never guessed from its name.
+    `classes`, the names of the labels. Rows of several splits follow each other, and `splits` says
+    how many there are of each. It travels in the file and is never guessed from its name.
 
     Example:
         >>> import tempfile
@@ -85,10 +89,46 @@ class Features:
     def __len__(self) -> int:
         return int(self.z.shape[0])
 
+    def __repr__(self) -> str:
+        kind = "csr_array" if issparse(self.z) else str(self.z.dtype)
+        parts = [f"{len(self)} x {self.dims} {kind}"]
+        parts += [n for n in ("y", "items", "thumbnails") if getattr(self, n) is not None]
+        told = ("data", "split", "side", "output")
+        parts += [f"{name}={str(self.about[name])[:40]!r}" for name in told if name in self.about]
+        return f"Features({', '.join(parts)})"
+
+    def split_of(self) -> list[str]:
+        """The split of each row; the empty text where it is not known.
+
+        Example:
+            >>> about = {"split": "all", "splits": {"train": 2, "test": 1}}
+            >>> Features(torch.eye(3), about=about).split_of()
+            ['train', 'train', 'test']
+        """
+        counts = self.about.get("splits") or {self.about.get("split", ""): len(self)}
+        if not isinstance(counts, dict) or set(map(type, counts.values())) - {int}:
+            raise ValueError(f"splits must be the number of rows of each split; got {counts!r:.80}")
+        if any(count < 0 for count in counts.values()) or sum(counts.values()) != len(self):
+            raise ValueError(f"splits must add up to {len(self)} rows; got {counts!r:.80}")
+        return [str(split) for split, count in counts.items() for _ in range(count)]
+
     @property
     def dims(self) -> int:
         """Width of the codes."""
         return int(self.z.shape[1])
+
+    def take(self, rows: Sequence[int]) -> "Features":
+        """These rows only, in rising order."""
+
+        def pick(entries: Sequence[Any] | None) -> list[Any] | None:
+            return None if entries is None else [entries[row] for row in rows]
+
+        about = self.about
+        if about.get("splits"):
+            splits = self.split_of()
+            about = about | {"splits": Counter(splits[row] for row in rows)}
+        y = None if self.y is None else self.y[list(rows)]
+        return Features(self.z[list(rows)], y, pick(self.items), about, pick(self.thumbnails))
 
     def dense(self) -> Tensor:
         """The codes as a tensor."""
@@ -131,6 +171,45 @@ class Features:
             )
         except (KeyError, IndexError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def join(parts: Mapping[str, Features]) -> Features:
+    """Features of several splits as one, in this order; each split must be named once.
+
+    What only a part of them has, such as labels, is left out.
+
+    Example:
+        >>> parts = {"train": Features(torch.eye(3)), "test": Features(torch.zeros(1, 3))}
+        >>> join(parts).split_of()
+        ['train', 'train', 'train', 'test']
+    """
+    features = list(parts.values())
+
+    def one_after_another(name: str) -> list[Any] | None:
+        given = [getattr(part, name) for part in features]
+        if any(entries is None for entries in given):
+            return None
+        return [entry for part in given for entry in part]
+
+    labels = [part.y for part in features if part.y is not None]
+    splits = {split: len(part) for split, part in parts.items()}
+    return Features(
+        vstack([part.sparse() for part in features], format="csr"),
+        torch.cat(labels) if len(labels) == len(features) else None,
+        one_after_another("items"),
+        features[0].about | {"split": "all", "splits": splits},
+        one_after_another("thumbnails"),
+    )
+
+
+def spread(rows: int, most: int) -> list[int]:
+    """All of so many rows, or `most` of them at even distances.
+
+    Example:
+        >>> spread(9, 3), spread(2, 3)
+        ([0, 4, 8], [0, 1])
+    """
+    return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)).tolist()
 
 
 def to_metadata(file_format: str, about: dict[str, Any]) -> dict[str, str]:

@@ -90,6 +90,33 @@ class _Choice(NamedTuple):
     related: np.ndarray
 
 
+def name_sides(sides: Sequence[Features]) -> list[str]:
+    """Names for the dimensions that several sides of a run have in common.
+
+    Names that the run brings in `about["names"]` are taken as they are. Else words name best, and
+    CLIP's texts best of all; what they do not name, the items of the other sides may.
+    """
+
+    def least_wordy(side: Features) -> tuple[bool, bool]:
+        return side.about.get("side") != "text", not side.items
+
+    by_words = sorted(sides, key=least_wordy)
+    given = by_words[0].about.get("names")
+    if given:
+        dims = by_words[0].dims
+        if not isinstance(given, list) or set(map(type, given)) != {str} or len(given) != dims:
+            raise ValueError(
+                f"the names of dimensions must be a list of {dims} texts; got {given!r:.80}"
+            )
+        return given
+    names = name_dimensions(by_words[0])
+    for side in by_words[1:]:
+        if any(name in ("", MIXED) for name in names):
+            pairs = zip(names, name_dimensions(side), strict=True)
+            names = [(new or old) if old in ("", MIXED) else old for old, new in pairs]
+    return names
+
+
 def name_dimensions(features: Features, codes: Any | None = None, words: int = 3) -> list[str]:
     """A name for every dimension, from the words or classes of the items that fire it most.
 

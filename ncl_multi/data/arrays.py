@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ncl_multi.data.tables import read_parquet
+from ncl_multi.files import DAMAGE, check_zip
+
 _BLOCK = 65_536
 
 
@@ -63,12 +66,14 @@ def _from_numpy(path: Path, name: str | None, *, zipped: bool) -> np.ndarray:
         if not zipped:
             return np.lib.format.open_memmap(path, mode="r")
         # A pickle inside the file could run code: it is refused.
+        if zipfile.is_zipfile(path):
+            check_zip(path)
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)
             if isinstance(arrays, np.ndarray):
                 raise ValueError("it is a .npy file")
             return arrays[_only(arrays.files, name, path, "array")]
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         if str(path) in str(error):
             raise
         raise ValueError(
@@ -93,7 +98,7 @@ def _from_parquet(path: Path, name: str | None) -> np.ndarray:
         ]
         numbered = _numbered([c for c, kind in kinds.items() if pa.types.is_floating(kind)])
         if not lists and numbered and name is None:
-            table = parquet.read_table(path, columns=numbered)
+            table = read_parquet(path, numbered)
             return np.stack([table[column].to_numpy() for column in numbered], axis=1)
         if not lists:
             raise ValueError(
@@ -101,7 +106,7 @@ def _from_parquet(path: Path, name: str | None) -> np.ndarray:
                 f"{', '.join(f'{column} ({kind})' for column, kind in kinds.items())}"
             )
         chosen = _only(lists, name, path, "column")
-        column = parquet.read_table(path, columns=[chosen])[chosen].combine_chunks()
+        column = read_parquet(path, [chosen])[chosen].combine_chunks()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a whole parquet file: {error}") from error
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)

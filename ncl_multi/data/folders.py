@@ -1,6 +1,8 @@
 """Pictures of a folder or of the Hugging Face hub, decoded when they are asked for."""
 
+import struct
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncl_multi.data.pictures import ImageSet, Split, known_split
+from ncl_multi.data.pictures import ImageSet, Split, known_split, leave_out
 from ncl_multi.files import open_picture
 
 try:
     import numpy as np
     from PIL import Image, ImageOps
+    from tqdm.auto import tqdm
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs pillow: pip install 'ncl-multi[vision]'") from error
+    raise ModuleNotFoundError("needs pillow and tqdm: pip install 'ncl-multi[vision]'") from error
+
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+"""What Pillow raises at bytes that are not a picture, or half of one."""
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "validation", "valid")}
@@ -38,14 +44,37 @@ class PictureFiles:
 
     def _open(self, row: int) -> Image.Image:
         file = self.files[row]
-        if isinstance(file, Image.Image):
-            return file
+        name = file if isinstance(file, Path) else f"row {row}"
         try:
-            picture = open_picture(file)
-            picture.load()
-            return picture
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{file} cannot be read as a picture: {error}") from error
+            with open_picture(file, name) as picture:
+                picture.load()
+                return on_white(picture)
+        except DAMAGE as error:
+            raise ValueError(f"{name} cannot be read as a picture: {error}") from error
+
+    def readable(self, source: str) -> list[int]:
+        """Rows whose picture decodes; the others are named. Each is decoded once, by threads.
+
+        So a damaged picture is left out before the training, and does not end it halfway.
+        """
+
+        def is_whole(row: int) -> bool:
+            try:
+                self._open(row)
+            except ValueError:
+                return False
+            return True
+
+        rows = range(len(self))
+        with ThreadPoolExecutor() as pool:
+            checks = tqdm(
+                pool.map(is_whole, rows), "look at pictures", len(rows), leave=False, delay=2
+            )
+            whole = [row for row, good in zip(rows, checks, strict=True) if good]
+        damaged = sorted(set(rows) - set(whole))
+        names = [str(f) if isinstance(f := self.files[r], Path) else f"row {r}" for r in damaged]
+        leave_out(source, names, len(rows))
+        return whole
 
 
 @dataclass(frozen=True)
@@ -58,12 +87,13 @@ class _Column:
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, row: int) -> Any:
-        return self.table[row][self.name]
+    def __getitem__(self, row: int) -> bytes | Path:
+        cell = self.table[row][self.name]
+        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
 
 
 def folder(root: Path, split: Split, *, size: int) -> ImageSet:
-    """Pictures of a folder with one folder a class."""
+    """Pictures of a folder with one folder per class; those that do not decode are left out."""
     known_split(split)
     divided = [root / name for name in _FOLDERS[split] if (root / name).is_dir()]
     top = divided[0] if divided else root
@@ -75,14 +105,17 @@ def folder(root: Path, split: Split, *, size: int) -> ImageSet:
         y += [label] * len(found)
     if not files:
         raise ValueError(
-            f"{top} holds no pictures: expected {top}/<class>/<picture> with one of the endings "
-            f"{', '.join(sorted(_SUFFIXES))}"
+            f"{top} does not contain pictures: expected {top}/<class>/<picture> with one of the "
+            f"endings {', '.join(sorted(_SUFFIXES))}"
         )
     if not divided:
         rows = [row for row in range(len(files)) if (row % 10 == 9) == (split == "test")]
         files, y = [files[row] for row in rows], [y[row] for row in rows]
     # Rows in the order of their class would make "the first thousand" one class.
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    order = [
+        order[row] for row in PictureFiles([files[row] for row in order], size).readable(str(top))
+    ]
     pictures = PictureFiles([files[row] for row in order], size)
     return ImageSet(pictures, torch.tensor(y)[order], classes, root.name, split)
 
@@ -106,8 +139,11 @@ def hub(name: str, split: Split, *, size: int) -> ImageSet:
         raise ValueError(
             f"hf:{name} must have an image and a class label column; got {dict(table.features)}"
         )
-    label = kinds[ClassLabel][0]
-    pictures = PictureFiles(_Column(table, kinds[Pictures][0]), size)
+    label, image = kinds[ClassLabel][0], kinds[Pictures][0]
+    # Cells stay encoded: a damaged one must not end the reading of the table.
+    table = table.cast_column(image, Pictures(decode=False))
+    table = table.select(PictureFiles(_Column(table, image), size).readable(f"hf:{name}"))
+    pictures = PictureFiles(_Column(table, image), size)
     return ImageSet(
         pictures, torch.tensor(table[label][:]), table.features[label].names, name, split
     )

@@ -1,12 +1,10 @@
 """Graphs from anywhere: edge lists, GraphML, adjacency matrices and networkx become PyG `Data`."""
 
 import re
-import zipfile
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import ParseError
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from ncl_multi.data.fetch import say
 from ncl_multi.data.tables import decode, delimited
+from ncl_multi.files import DAMAGE, check_zip
 
 try:
     from torch_geometric.data import Data
@@ -36,6 +35,9 @@ _NAMES = ("text", "title", "name", "label")
 _LEAST = 10
 _SMALL = 500
 _DEGREES = 24
+_MOST_NODES = 2**31
+_WITHOUT_EDGES = 2**17
+"""Nodes without an edge that a graph may have more than others: features are made for each."""
 
 
 def read_graph(path: str | Path) -> Data:
@@ -61,12 +63,12 @@ def read_graph(path: str | Path) -> Data:
     kind = path.suffix.lower()
     if kind not in KINDS:
         raise ValueError(f"files of graphs must end in {kinds}; got {path}")
-    if kind == ".graphml":
-        data = as_data(_graphml(path))
-    elif kind == ".npz":
-        data = as_data(_adjacency_file(path))
-    else:
-        data = as_data(_edge_list(path))
+    reader = {".graphml": _graphml, ".npz": _adjacency_file}.get(kind, _edge_list)
+    graph = reader(path)
+    try:
+        data = as_data(graph)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if data.num_nodes < _LEAST:
         raise ValueError(f"{path} has {data.num_nodes} nodes; at least {_LEAST} are needed")
     if data.num_nodes < _SMALL:
@@ -103,9 +105,19 @@ def as_data(graph: Any) -> Data:
     edges = data.edge_index
     if not isinstance(edges, Tensor) or edges.dtype != torch.int64 or edges.ndim != 2:
         return data
+    nodes = _count_nodes(data)
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < _MOST_NODES:
+        raise ValueError(
+            f"nodes must be numbers below {_MOST_NODES}; got {int(edges.min())} to "
+            f"{int(edges.max())}"
+        )
+    if data.x is None and nodes > 2 * data.num_edges + _WITHOUT_EDGES:
+        raise ValueError(
+            f"the graph has {nodes} nodes and only {data.num_edges} edges: leave out nodes without "
+            f"edges, or number the others from 0"
+        )
     data = _without_double_edges(data)
     if data.x is None:
-        nodes = _count_nodes(data)
         say(f"the {nodes} nodes have no features: those of their degree are used")
         data.x = degree_features(data.edge_index, nodes)
     return data
@@ -146,8 +158,8 @@ def _without_double_edges(data: Data) -> Data:
 def _count_nodes(data: Data) -> int:
     """Nodes of a graph; PyG warns where it must guess, so the guess is made here."""
     given = [len(t) for t in (data.x, data.y) if isinstance(t, Tensor)]
-    if "num_nodes" in data:
-        given.append(int(data.num_nodes))
+    if isinstance(data.get("num_nodes"), int):
+        given.append(data["num_nodes"])
     seen = int(data.edge_index.max()) + 1 if data.edge_index.numel() else 0
     return max(seen, *given[:1]) if given else seen
 
@@ -242,15 +254,22 @@ def _graphml(path: Path) -> Any:
         raise ModuleNotFoundError("GraphML files need networkx: pip install networkx") from error
     try:
         return networkx.read_graphml(path)
-    except (ParseError, networkx.NetworkXException, KeyError, ValueError, TypeError) as error:
+    except (*DAMAGE, networkx.NetworkXException) as error:
         raise ValueError(f"{path} is not a whole GraphML file: {error}") from error
 
 
 def _adjacency_file(path: Path) -> Any:
     try:
+        check_zip(path)
         with path.open("rb") as file:
-            return load_npz(file)
-    except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            matrix = load_npz(file)
+        if matrix.format not in ("coo", "csc", "csr"):
+            raise ValueError(f"its format is {matrix.format}; expected coo, csc or csr")
+        if matrix.format != "coo":
+            # scipy itself looks at the ends only, and would write outside of its arrays.
+            matrix.check_format(full_check=True)
+        return matrix
+    except DAMAGE as error:
         raise ValueError(
             f"{path} is not an adjacency matrix; write one with scipy.sparse.save_npz ({error})"
         ) from error

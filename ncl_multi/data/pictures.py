@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ncl_multi.data.fetch import say
+
 Split = Literal["train", "test"]
 
 
@@ -57,15 +59,16 @@ class ImageSet:
         return ImageSet(self.images[rows], self.y[:count], self.classes, self.name, self.split)
 
 
-def thumbnails(images: ImageSet) -> list[bytes]:
-    """Every image as PNG, at most 64 pixels wide."""
+def thumbnails(images: ImageSet, rows: Sequence[int] | None = None) -> list[bytes]:
+    """Every image, or those of these rows, as PNG, at most 64 pixels wide."""
     from PIL import Image
 
     def shown(pixels: Tensor) -> bytes:
         array = pixels.permute(1, 2, 0).numpy()
         return thumbnail(Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array), "PNG")
 
-    return [shown(images.images[[row]][0]) for row in range(len(images))]
+    rows = range(len(images)) if rows is None else rows
+    return [shown(images.images[[row]][0]) for row in rows]
 
 
 def thumbnail(image: Any, form: Literal["PNG", "JPEG"], side: int = 64) -> bytes:
@@ -103,9 +106,20 @@ def images(name: str, split: Split = "train", *, size: int | None = None) -> Ima
         return hub(name.removeprefix("hf:"), split, size=size or 32)
     if Path(name).is_dir():
         return folder(Path(name), split, size=size or 32)
-    raise ValueError(
-        f"data must be one of {', '.join(named)}, hf:<name> or a folder of pictures; got {name!r}"
+    what = "is a file" if Path(name).exists() else "does not exist"
+    raise FileNotFoundError(
+        f"{name} {what}: expected {', '.join(named)}, hf:<name>, or a folder with one folder of "
+        f"pictures per class"
     )
+
+
+def leave_out(source: str, names: Sequence[str], total: int) -> None:
+    """Say which pictures cannot be read and are left out; refuse if none is left."""
+    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    if len(names) == total:
+        raise ValueError(f"not one of the {total} pictures of {source} can be read: {few}")
+    if names:
+        say(f"left out {len(names)} of {total} pictures of {source} that cannot be read: {few}")
 
 
 def known_split(split: str, known: Sequence[str] = ("train", "test")) -> str:

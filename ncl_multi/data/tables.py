@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ncl_multi.files import most_memory
+
 KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
 """Endings of the files that are read."""
 
@@ -338,13 +340,40 @@ def _from_parquet(path: Path) -> _Cells:
             for name, kind in types.items()
             if name not in lists and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
         ]
-        table = parquet.read_table(path, columns=texts) if texts else None
+        table = read_parquet(path, texts) if texts else None
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a whole parquet file: {error}") from error
     others = tuple((f.name, str(f.type)) for f in schema if f.name not in texts)
     columns = {name: table[name].to_pylist() for name in texts} if table else {}
     count = table.num_rows if table else 0
     return _Cells(columns, range(1, count + 1), others, unit="row")
+
+
+def read_parquet(path: Path, columns: Sequence[str]) -> Any:
+    """These columns of a parquet file as a `pyarrow.Table`, if they are not too large for it.
+
+    One value that is repeated takes a few bytes in the file and any number of them in memory.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    file, size = parquet.ParquetFile(path), path.stat().st_size
+    stored = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
+    batches, taken = [], 0
+    for batch in (
+        file.iter_batches(64, columns=list(columns)) if stored <= most_memory(size) else ()
+    ):
+        taken += batch.nbytes
+        batches.append(batch)
+        if taken > most_memory(size):
+            break
+    if max(stored, taken) > most_memory(size):
+        raise ValueError(
+            f"{path} has {size} bytes and would take more than {most_memory(size)} in memory, so "
+            f"it was not read; write the rows as csv"
+        )
+    fields = [file.schema_arrow.field(name) for name in columns]
+    return pa.Table.from_batches(batches, pa.schema(fields))
 
 
 def _from_hub(source: str) -> _Cells:

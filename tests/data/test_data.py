@@ -289,24 +289,41 @@ def test_a_folder_without_a_division_gives_every_tenth_picture_to_the_test(tmp_p
 
 
 def test_a_folder_without_pictures_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="holds no pictures: expected"):
+    with pytest.raises(ValueError, match="does not contain pictures: expected"):
         data.images(str(tmp_path))
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "notes.txt").write_text("none")
-    with pytest.raises(ValueError, match="holds no pictures: expected"):
+    with pytest.raises(ValueError, match="does not contain pictures: expected"):
         data.images(str(tmp_path))
 
 
-def test_a_file_that_is_no_picture_is_named(tmp_path):
+def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(tmp_path, capsys):
     (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "bad.png").write_bytes(b"words")
-    with pytest.raises(ValueError, match=r"bad\.png cannot be read as a picture"):
-        data.images(str(tmp_path)).images[[0]]
+    for number in range(20):
+        (tmp_path / "cat" / f"{number:02}.png").write_bytes(png(8, 8, (number, 0, 0)))
+    (tmp_path / "cat" / "03.png").write_bytes(b"words")
+    (tmp_path / "cat" / "19.png").write_bytes(png(8, 8, (19, 0, 0))[:50])
+    train, test = (data.images(str(tmp_path), split, size=8) for split in ("train", "test"))
+    told = capsys.readouterr().err
+    assert "left out 1 of 18 pictures" in told
+    assert "03.png" in told
+    assert "left out 1 of 2 pictures" in told
+    assert sorted(train.images[:][:, 0, 0, 0].tolist()) == [n for n in range(19) if n not in (3, 9)]
+    assert test.images[:][:, 0, 0, 0].tolist() == [9]
+    assert len(train.y) == 17
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"words")
+    with pytest.raises(
+        ValueError, match=r"not one of the 18 pictures of .* can be read: .*, \.\.\."
+    ):
+        data.images(str(tmp_path))
 
 
 def test_an_unknown_set_or_split_is_an_error():
-    with pytest.raises(ValueError, match="data must be one of cifar10, digits"):
+    with pytest.raises(FileNotFoundError, match="cifar11 does not exist: expected cifar10, digits"):
         data.images("cifar11")
+    with pytest.raises(FileNotFoundError, match=r"test_data\.py is a file: expected"):
+        data.images(__file__)
     with pytest.raises(ValueError, match="split must be one of train, dev; got 'test'"):
         data.flickr8k("test")
 

@@ -47,13 +47,14 @@ def read_pairs(data: str) -> dict[str, Pairs]:
             return _every_tenth(*_tars(data, tars))
         named = [path / name for name in _CAPTIONS if (path / name).is_file()]
         if not named:
-            raise ValueError(f"{path} holds neither captions.csv (image,caption) nor *.tar files")
+            raise ValueError(f"{path} has neither captions.csv (image,caption) nor *.tar files")
         return _every_tenth(*_captions_file(data, named[0]))
     if path.suffix in (".csv", ".txt") and path.is_file():
         return _every_tenth(*_captions_file(data, path))
-    raise ValueError(
-        f"--data must be emoji, flickr8k, hf:<name>, or a folder of images with captions.csv or of "
-        f"webdataset tars; got {data!r}, which is no such name and no folder"
+    what = "is a file of another kind" if path.exists() else "does not exist"
+    raise FileNotFoundError(
+        f"{data} {what}: expected emoji, flickr8k, hf:<name>, a folder of images with captions.csv "
+        f"(image,caption), or a folder of webdataset tars"
     )
 
 
@@ -107,7 +108,7 @@ def _every_tenth(
     test = [row for row in range(len(images)) if row % 10 == 9]
     if not test:
         raise ValueError(
-            f"{name} holds {len(images)} images; at least 10 are needed to keep a tenth back"
+            f"{name} has {len(images)} images; at least 10 are needed to keep a tenth back"
         )
     train = [row for row in range(len(images)) if row % 10 != 9]
     return {"train": everything.keep(train), "test": replace(everything.keep(test), split="test")}
@@ -196,8 +197,8 @@ def _tars(data: str, tars: Sequence[Path]) -> Read:
                         captions[key] = [_caption(said, kind, key)]
         except tarfile.ReadError as error:
             raise ValueError(
-                f"{path} is no plain tar file, or was cut short: {error}. Compressed tars cannot "
-                f"be read out of order: unpack them with gunzip"
+                f"{path} is not a plain tar file, or was cut short: {error}. Compressed tars "
+                f"cannot be read out of order: unpack them with gunzip"
             ) from error
     odd = sorted(images.keys() ^ captions.keys())
     if odd:

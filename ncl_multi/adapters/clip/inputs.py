@@ -19,17 +19,18 @@ import torch
 from filelock import FileLock
 from jaxtyping import Float, Int
 from PIL import Image
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ncl_multi.adapters.clip.pairs import DamagedImageError, Pairs
 from ncl_multi.adapters.clip.towers import Towers
-from ncl_multi.files import atomic
+from ncl_multi.data.pictures import leave_out
+from ncl_multi.files import Expected, atomic, read_safetensors
 
 _SHARD = 4096
 _SMALLEST_CROP = 0.5
+_PARTS = {"h": Expected(("F16",), 2), "kept": Expected(("I64",))}
 Shard = tuple[Tensor, list[int]]
 Compute = Callable[[Sequence[int], Callable[[int], object]], Shard]
 """Takes row numbers and whom to tell of progress; returns features and the rows they are of."""
@@ -157,8 +158,6 @@ def tower_features(
         _collect(folder, f"view{view}", len(pairs), about, of_images(view)) for view in range(views)
     ]
     kept = stored[0][1]
-    if not kept:
-        raise ValueError(f"not one of the {len(pairs)} images of {pairs.name} decodes")
     _name_the_skipped(pairs, kept)
     readable = pairs.keep(kept)
     about = model | {"data": readable.fingerprint()}
@@ -201,36 +200,37 @@ def _collect(folder: Path, what: str, rows: int, about: dict[str, str], compute:
     with FileLock(folder / ".lock"), bar:
         for span, path in zip(spans, paths, strict=True):
             if path.exists():
-                h, own = _read(path, about)
+                h, own = _read(path, about, span)
                 bar.update(len(span))
             else:
                 h, own = compute(span, bar.update)
                 if not h.isfinite().all():
                     raise ValueError(f"the towers gave NaN or infinity for {what}, {span}")
                 with atomic(path) as unfinished:
-                    save_file({"h": h, "kept": torch.tensor(own)}, unfinished, about)
+                    save_file(
+                        {"h": h, "kept": torch.tensor(own, dtype=torch.long)}, unfinished, about
+                    )
             parts.append(h)
             kept += own
     return torch.cat(parts), kept
 
 
-def _read(path: Path, about: dict[str, str]) -> Shard:
+def _read(path: Path, about: dict[str, str], rows: range) -> Shard:
     try:
-        with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
-            differ = [name for name in about if found.get(name) != about[name]]
-            if differ:
-                raise ValueError(
-                    f"{path} was made with another {', '.join(differ)} (by {found.get('model')}, "
-                    f"not by these weights of {about['model']}). Delete the folder {path.parent}, "
-                    f"or choose another --cache"
-                )
-            return file.get_tensor("h"), file.get_tensor("kept").tolist()
-    except (SafetensorError, OSError) as error:
+        tensors, found = read_safetensors(path, _PARTS, framework="pt")
+    except ValueError as error:
+        raise ValueError(f"{error}. Delete it to have it computed again") from error
+    differ = [name for name in about if found.get(name) != about[name]]
+    if differ:
         raise ValueError(
-            f"{path} is no cached features, or was cut short: {error}. Delete it to have it "
-            f"computed again"
-        ) from error
+            f"{path} was made with another {', '.join(differ)} (by {found.get('model')}, "
+            f"not by these weights of {about['model']}). Delete the folder {path.parent}, "
+            f"or choose another --cache"
+        )
+    h, kept = tensors["h"], tensors["kept"].tolist()
+    if len(h) != len(kept) or not set(kept) <= set(rows):
+        raise ValueError(f"{path} has other rows than {rows}. Delete it to have it computed again")
+    return h, kept
 
 
 def _view(image: Image.Image, view: int, name: str) -> Image.Image:
@@ -247,16 +247,12 @@ def _view(image: Image.Image, view: int, name: str) -> Image.Image:
 
 def _name_the_skipped(pairs: Pairs, kept: Sequence[int]) -> None:
     skipped = [pairs.image_names[row] for row in sorted(set(range(len(pairs))) - set(kept))]
-    if skipped:
-        _say_once(
-            f"{len(skipped)} of {len(pairs)} images of {pairs.name} do not decode and are left out"
-            f": {', '.join(skipped)}"
-        )
+    _leave_out_once(f"{pairs.name}, {pairs.split}", tuple(skipped), len(pairs))
 
 
 @functools.cache
-def _say_once(words: str) -> None:
-    print(words, file=sys.stderr)
+def _leave_out_once(source: str, names: tuple[str, ...], total: int) -> None:
+    leave_out(source, names, total)
 
 
 def _batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_model, save_model
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
@@ -24,7 +25,8 @@ from ncl_multi.adapters.clip.pairs import Pairs, as_pairs
 from ncl_multi.adapters.clip.towers import Pixels, Tokens, Towers
 from ncl_multi.data.fetch import cache as user_cache
 from ncl_multi.data.pictures import thumbnail
-from ncl_multi.model import SparseModel
+from ncl_multi.files import open_picture
+from ncl_multi.model import SparseModel, check_fits
 
 try:
     from PIL import Image
@@ -100,11 +102,25 @@ class NonNegClip(
     def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegClip":
         # Version 0.1 kept the options of the heads by themselves.
         options = options | options.pop("options", {})
-        return cls(Towers.load(folder / "towers"), **options)
+        heads, weights = folder / "model.safetensors", folder / "towers.safetensors"
+        check_fits(lambda: Towers.load(folder / "towers"), weights if weights.exists() else heads)
+        towers = Towers.load(folder / "towers")
+        check_fits(lambda: cls(towers, **options).heads, heads)
+        return cls(towers, **options)
 
     def _save_parts(self, folder: Path) -> None:
         self.towers.save(folder / "towers")
-        super()._save_parts(folder)
+        # By themselves, so that the models of a run can share the file of their frozen towers.
+        save_model(self.towers, str(folder / "towers.safetensors"))
+        save_model(self.heads, str(folder / "model.safetensors"))
+
+    def _load_parts(self, folder: Path) -> None:
+        if not (folder / "towers.safetensors").exists():
+            # Version 0.1 kept everything in one file.
+            super()._load_parts(folder)
+            return
+        load_model(self.towers, folder / "towers.safetensors")
+        load_model(self.heads, folder / "model.safetensors")
 
     def _encoder_name(self) -> str:
         return self.towers.name
@@ -174,5 +190,5 @@ def _are_texts(items: Any) -> bool:
 def _open(image: Any) -> Image.Image:
     if isinstance(image, Image.Image):
         return image.convert("RGB")
-    with Image.open(image) as opened:
+    with open_picture(image) as opened:
         return opened.convert("RGB")

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,8 @@ from jaxtyping import Int
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from ncl_multi.data.folders import Image, on_white
+from ncl_multi.data.folders import DAMAGE, Image, on_white
 from ncl_multi.files import open_picture
-
-# What Pillow raises at bytes that are no image, or half of one.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 
 
 class DamagedImageError(ValueError):
@@ -71,7 +67,7 @@ class Pairs:
         """One image in RGB, on white where it is transparent; `DamagedImageError` if it is none."""
         try:
             return _decode(self.images[row])
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise DamagedImageError(f"{self.image_names[row]}: {error}") from error
 
     def relevant(self) -> csr_array:
@@ -145,7 +141,7 @@ def pairs_of(
 ) -> Pairs:
     """`Pairs` from the list of captions of each image."""
     if not images:
-        raise ValueError(f"{name} holds no image with a caption")
+        raise ValueError(f"{name} does not contain an image with a caption")
     number: dict[str, int] = {}
     links = [
         (row, number.setdefault(caption, len(number)))

@@ -18,9 +18,10 @@ from ncl_multi.adapters.clip.heads import ClipHeads
 from ncl_multi.adapters.clip.inputs import TowerFeatures
 from ncl_multi.adapters.clip.model import NonNegClip
 from ncl_multi.adapters.clip.pairs import Pairs
-from ncl_multi.codes.features import Features, to_csr
-from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.features import MOST_SHOWN, Features, join, spread, to_csr
+from ncl_multi.codes.names import name_sides
 from ncl_multi.data.pictures import thumbnail
+from ncl_multi.files import link_equal_files
 from ncl_multi.head import SIGNED, top_k
 from ncl_multi.metrics import readability, retrieval
 from ncl_multi.metrics.codes import Codes
@@ -151,7 +152,9 @@ def describe_dimensions(
     z_image: csr_array, z_text: csr_array, pairs: Pairs, top: int = 5
 ) -> list[dict[str, Any]]:
     """Each dimension's words, strongest captions, strongest images, and whose it is."""
-    words = name_dimensions(Features(z_text, items=pairs.captions))
+    about = {"classes": pairs.classes}
+    text = Features(z_text, items=pairs.captions, about={"side": "text"})
+    words = name_sides([text, Features(z_image, pairs.y, pairs.image_names, about)])
     share = image_share(z_image, z_text)
     captions, images = (_strongest(z, top) for z in (z_text, z_image))
     return [
@@ -175,7 +178,9 @@ def write_report(
 ) -> Figures:
     """Measure every model on every split but `train`; write codes, figures and names.
 
-    Dimensions are named by the training captions. `ncl@16` is the `ncl` model with the 16 largest
+    Dimensions are named by the training captions, wherever they are shown. Of data that was divided
+    here, into `train` and `test`, the codes of both are also written together, as `all`: at most
+    10,000 images and captions, at even distances. `ncl@16` is the `ncl` model with the 16 largest
     entries of each row, `ncl_shortened` the one with only `keep` dimensions, which is saved, too.
     What belongs to a model other than `ncl` is written to a folder of its name.
     """
@@ -189,6 +194,7 @@ def write_report(
         shorter = keep if name == "ncl" else None
         measured = _report(model, inputs, named_by, cast(Path, own.out), own.seed, shorter)
         figures |= {f"{name}{variant}": of_splits for variant, of_splits in measured.items()}
+    link_equal_files(config.out)
     write_json(config.out / "metrics.json", figures)
     for split in figures[next(iter(models))]:
         rows = {
@@ -220,8 +226,11 @@ def _report(
     about["activation"] = model.heads.image.activation
     ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
     # Wide codes take minutes.
-    with tqdm(total=2 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
+    with tqdm(total=1 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
         train_codes = codes(model.heads, named_by)
+        dimensions = describe_dimensions(*train_codes, named_by.pairs)
+        write_json(out / "dimensions.json", dimensions)
+        about["names"] = [dimension["name"] for dimension in dimensions]
         short = None if keep is None else model.shorten(keep, list(train_codes))
         bar.update()
         for split, features in judged.items():
@@ -236,11 +245,16 @@ def _report(
                 shorter = both_ways(*codes(short.heads, features), relevant)
                 figures.setdefault("_shortened", {})[split] = shorter
             figures[""][split] = row
-            for side, codes_of_side in _to_features(z_image, z_text, features.pairs, about).items():
-                codes_of_side.save(out / "features" / f"{split}_{side}_head.safetensors")
+            shown = _to_features(z_image, z_text, features.pairs, about)
+            for side, own in shown.items():
+                own.save(out / "features" / f"{split}_{side}_head.safetensors")
+            if split == "test":
+                rest = _to_features(*train_codes, named_by.pairs, about, MOST_SHOWN)
+                for side, own in shown.items():
+                    both = join({"train": rest[side], "test": own})
+                    both = both.take(spread(len(both), MOST_SHOWN))
+                    both.save(out / "features" / f"all_{side}_head.safetensors")
             bar.update()
-        write_json(out / "dimensions.json", describe_dimensions(*train_codes, named_by.pairs))
-        bar.update()
     model.figures = {
         f"{measure}, {split}": round(value, 4)
         for split, row in figures[""].items()
@@ -253,20 +267,25 @@ def _report(
 
 
 def _to_features(
-    z_image: csr_array, z_text: csr_array, pairs: Pairs, about: Mapping[str, Any]
+    z_image: csr_array,
+    z_text: csr_array,
+    pairs: Pairs,
+    about: Mapping[str, Any],
+    most: int | None = None,
 ) -> dict[str, Features]:
-    """One Features of each side, with what a person can look at."""
+    """One Features of each side, with what a person can look at; of at most so many rows."""
     about = {**about, "data": pairs.name, "split": pairs.split, "output": "head"}
     about |= {"normalised": True, "classes": pairs.classes}
+    rows = spread(len(pairs), most or len(pairs))
     image = Features(
-        z_image,
-        y=pairs.y,
-        items=pairs.image_names,
+        z_image[rows],
+        y=None if pairs.y is None else pairs.y[rows],
+        items=[pairs.image_names[row] for row in rows],
         about=about | {"side": "image"},
-        thumbnails=[thumbnail(pairs.open(row), "JPEG", 96) for row in range(len(pairs))],
+        thumbnails=[thumbnail(pairs.open(row), "JPEG", 96) for row in rows],
     )
     text = Features(z_text, items=pairs.captions, about=about | {"side": "text"})
-    return {"image": image, "text": text}
+    return {"image": image, "text": text.take(spread(len(text), most or len(text)))}
 
 
 def _square(z: Codes) -> Any:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ncl_multi.data import planetoid
 from ncl_multi.data.fetch import cache, say, user_data
 from ncl_multi.data.networks import KINDS, as_data, read_graph
-from ncl_multi.files import read_torch
+from ncl_multi.files import DAMAGE, read_torch
 
 try:
     from torch_geometric import datasets
@@ -196,9 +196,12 @@ def _saved(path: Path) -> Data:
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {path}; write one with torch.save(data, path)") from None
     _check_whole(data, path)
-    if isinstance(data, Data):
-        data = as_data(data)
-    check(data)
+    try:
+        if isinstance(data, Data):
+            data = as_data(data)
+        check(data)
+    except DAMAGE as error:
+        raise ValueError(f"{path}: {error}") from error
     return data
 
 
@@ -206,7 +209,7 @@ def _check_whole(data: Any, path: Path) -> None:
     """Refuse tensors that claim more numbers than they store, and a Data object in pieces."""
     try:
         parts = data.to_dict().items() if isinstance(data, Data) else ()
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{path} contains a damaged Data object: {error}") from error
     for name, part in parts:
         if isinstance(part, Tensor) and (

@@ -21,7 +21,7 @@ from ncl_multi.adapters.graph.data import adjacency, lean, prepare
 from ncl_multi.adapters.graph.objective import GraphObjective, View
 from ncl_multi.adapters.graph.sampling import neighbor_loader
 from ncl_multi.head import Activation, HeadOptions
-from ncl_multi.model import SparseModel
+from ncl_multi.model import SparseModel, check_fits
 
 try:
     from torch_geometric.data import Data
@@ -146,7 +146,9 @@ class NonNegGraph(
             raise ValueError(
                 "it was trained with an encoder of your own: pass encoder=<such a module>"
             )
-        return cls(**options | {"encoder": encoder or options["encoder"]})
+        options = options | {"encoder": encoder or options["encoder"]}
+        check_fits(lambda: cls(**options), folder / "model.safetensors")
+        return cls(**options)
 
     def _make(self, in_dim: int) -> None:
         """Build what depends on the graph's features."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +107,11 @@ def cached_features(model: Any, sentences: Sequence[str]) -> Tensor:
     path = cache() / "sentence" / f"{hashlib.sha256(told).hexdigest()[:32]}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        try:
-            return load_file(path)["h"]
-        except (FileNotFoundError, SafetensorError, KeyError):
-            h = model.embed(sentences)
+        with suppress(FileNotFoundError, SafetensorError, KeyError):
+            h = load_file(path)["h"]
+            if len(h) == len(sentences) and h.isfinite().all():
+                return h
+        h = model.embed(sentences)
         with atomic(path) as unfinished:
             save_file({"h": h.contiguous()}, unfinished)
     return h

@@ -9,13 +9,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ncl_multi.files import read_json
+from ncl_multi.files import check_no_code, open_picture, read_json
 
 try:
     import transformers
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs transformers: pip install 'ncl-multi[sentence]'") from error
 
+SUFFIXES = {
+    ".codes", ".jinja", ".json", ".md", ".model", ".safetensors", ".spm", ".txt",
+}  # fmt: skip
+"""Endings of settings, vocabularies and weights: all that `Encoder.save` writes."""
 Pooling = Literal["mean", "cls", "last", "pooler", "own"]
 Tower = Literal["text", "image"]
 
@@ -86,6 +90,15 @@ class Encoder(nn.Module):
         if pooling in (None, "own"):
             pooling = _default_pooling(config, tower)
         return cls(model, processor, pooling, tower)
+
+    @classmethod
+    def load_saved(
+        cls, folder: Path, pooling: Pooling | None, tower: Tower | None, trust_remote_code: bool
+    ) -> "Encoder":
+        """What `save` wrote; a folder that could run code is refused unless it is trusted."""
+        if not trust_remote_code:
+            check_no_code(folder, SUFFIXES)
+        return cls.load(folder, pooling, tower, trust_remote_code=trust_remote_code)
 
     def prepare(self, items: list[Any]) -> dict[str, Tensor]:
         """Inputs of one batch."""
@@ -192,10 +205,10 @@ def _checked_image(row: int, item: Any) -> Any:
 
     if isinstance(item, str | Path):
         try:
-            item = Image.open(item)
-            item.load()
-        except OSError as error:
-            raise ValueError(f"row {row} is no image that can be read: {error}") from error
+            with open_picture(item) as opened:
+                item = opened.convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ValueError(f"row {row} is not an image that can be read: {error}") from error
     if isinstance(item, Image.Image):
         return item.convert("RGB")
     if not isinstance(item, np.ndarray | Tensor) or item.ndim != 3 or 3 not in item.shape:

@@ -19,7 +19,7 @@ from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
 from ncl_multi.head import Activation, HeadOptions, NonNegHead
-from ncl_multi.model import SparseModel
+from ncl_multi.model import SparseModel, check_fits
 
 _KS = (8, 16, 32, 64, 128)
 
@@ -106,8 +106,8 @@ class NonNegEncoder(
     @classmethod
     def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegEncoder":
         trust = given.get("trust_remote_code", False)
-        encoder = Encoder.load(
-            folder / "encoder", options["pooling"], options["tower"], trust_remote_code=trust
+        encoder = Encoder.load_saved(
+            folder / "encoder", options["pooling"], options["tower"], trust
         )
         # Version 0.1 called the width of the codes out_dim.
         head = {name: value for name, value in options["head"].items() if name != "in_dim"}
@@ -117,7 +117,9 @@ class NonNegEncoder(
                 f"the head takes {options['head']['in_dim']} features, this encoder gives "
                 f"{encoder.width}: they belong to different models"
             )
-        return cls(encoder, HeadOptions(**head).build(encoder.width))
+        made = HeadOptions(**head)
+        check_fits(lambda: made.build(encoder.width), folder / "head.safetensors")
+        return cls(encoder, made.build(encoder.width))
 
     def _save_parts(self, folder: Path) -> None:
         self.encoder.save(folder / "encoder")

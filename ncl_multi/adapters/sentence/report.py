@@ -24,8 +24,9 @@ from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_tran
 from ncl_multi.adapters.sentence.model import NonNegEncoder
 from ncl_multi.adapters.sentence.objective import SparseAutoencoder
 from ncl_multi.codes.features import Features, to_csr
+from ncl_multi.files import link_equal_files
 from ncl_multi.head import top_k
-from ncl_multi.metrics import ndcg_at_k, spearman
+from ncl_multi.metrics import ndcg_at_k, readability, spearman
 from ncl_multi.report import table, write_json
 
 ACTIVE = (4, 8, 16, 32, 64, 128, 256)
@@ -82,12 +83,15 @@ def write_report(
     out: Path,
     *,
     onnx: bool = False,
+    benchmarks: bool = True,
 ) -> dict[str, Any]:
     """Write the codes of the corpus, the exports, and the table of quality at k active dimensions.
 
+    Without `benchmarks` the table says how sparse and how readable the codes of the corpus are.
     What belongs to a model other than `ncl` is written to a folder of its name.
     """
     ours = models["ncl"]
+    sparse: dict[str, dict[str, float]] = {}
     for name, model in models.items():
         folder = out if name == "ncl" else out / name
         # The frozen encoder's features are in the cache; a page of more items is not read.
@@ -95,10 +99,18 @@ def write_report(
         features = model.features(shown, split="train")
         features.about.update(data=corpus.name)
         features.save(folder / "features" / "train_head.safetensors")
+        sparse[name] = readability(features.z)
+        if not benchmarks:
+            model.figures = {m: round(value, 4) for m, value in sparse[name].items()}
         model.save_pretrained(folder / "model")
     export_sentence_transformers(ours, out / "sentence_transformers")
     if onnx:
         export_onnx(ours, out / "model.onnx")
+    link_equal_files(out)
+    if not benchmarks:
+        write_json(out / "metrics.json", {name: {"train": row} for name, row in sparse.items()})
+        table(f"{corpus.name}, {len(corpus.sentences)} sentences", sparse)
+        return {name: {"train": row} for name, row in sparse.items()}
     encoded = TextBenchmarks.of(partial(cached_features, ours))
     plain: dict[str, Callable[[Tensor], Tensor]] = {
         "dense": lambda h: h, "truncated": lambda h: h,

@@ -16,6 +16,7 @@ from ncl_multi.adapters.vision.objective import SimCLR, Supervised
 from ncl_multi.adapters.vision.views import Views
 from ncl_multi.data.pictures import ImageSet, thumbnails, whole
 from ncl_multi.distributed import world_size
+from ncl_multi.files import open_picture
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.losses import NonNegCrossEntropy
 from ncl_multi.model import SparseModel
@@ -100,6 +101,13 @@ class NonNegVision(
 
     def options(self) -> dict[str, Any]:
         return {"model": self.name, "size": self.size} | asdict(self.head.options)
+
+    @classmethod
+    def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegVision":
+        # A saved model has its weights; a config that asks for others would have them fetched.
+        if options.pop("pretrained", False):
+            raise ValueError("pretrained must not be set in the config of a saved model")
+        return super()._build(options, folder, **given)
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
         images = image_set(data, self.size)
@@ -212,9 +220,9 @@ def as_tensor(images: Sequence[Any], size: int) -> Tensor:
             rows.append(square(image, size))
         elif isinstance(image, str | Path):
             try:
-                with Image.open(image) as opened:
+                with open_picture(image) as opened:
                     rows.append(square(opened, size))
-            except (OSError, Image.DecompressionBombError) as error:
+            except (OSError, SyntaxError, ValueError) as error:
                 raise ValueError(f"row {row} is not an image: {image}: {error}") from error
         else:
             raise ValueError(f"row {row} must be a PIL image or a file; got {type(image).__name__}")

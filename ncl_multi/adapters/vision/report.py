@@ -1,6 +1,7 @@
 """What a vision run leaves behind: features, figures, a table."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from torch.nn.functional import normalize
 
 from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.adapters.vision.views import Views
-from ncl_multi.codes.features import Features
+from ncl_multi.codes.features import MOST_SHOWN, Features, join, spread
 from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
 from ncl_multi.data.pictures import ImageSet, thumbnails
 from ncl_multi.metrics import (
@@ -47,30 +48,46 @@ def write_report(
 def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> dict[str, float]:
     """Save the features of both splits in `<out>/features`; return figures of the test split.
 
+    Pictures of your own are also saved together, as `all`: at most 10,000, at even distances.
     Neighbours and the probe's training rows come from the train split. Sparsity, consistency and
     correlation are of the head's codes.
     """
     outputs = {split: both_outputs(model, own) for split, own in (("train", train), ("test", test))}
+    # The named sets are tensors; pictures of a folder or the hub are read when they are needed.
+    of_your_own = not isinstance(test.images, Tensor)
+    shown = {}
     for split, images in (("train", train), ("test", test)):
         for output, codes in outputs[split].items():
-            shown = split == "test" and output == "head"
             about = {
                 "model": model.name, "data": images.name, "activation": model.head.activation,
                 "split": split, "output": output, "normalised": True, "classes": images.classes,
             }  # fmt: skip
-            Features(
-                normalize(codes, dim=1),
-                images.y,
-                items=[images.classes[label] for label in images.y.tolist()] if shown else None,
-                thumbnails=thumbnails(images) if shown else None,
-                about=about,
-            ).save(out / "features" / f"{split}_{output}.safetensors")
+            features = Features(normalize(codes, dim=1), images.y, about=about)
+            if (split, output) == ("test", "head"):
+                features = shown["test"] = _shown(features, images, len(images))
+            elif output == "head" and of_your_own:
+                shown["train"] = _shown(features, images, MOST_SHOWN)
+            features.save(out / "features" / f"{split}_{output}.safetensors")
+    if of_your_own:
+        everything = join(shown)
+        everything = everything.take(spread(len(everything), MOST_SHOWN))
+        everything.save(out / "features" / "all_head.safetensors")
     row = {}
     for output in ("encoder", "head"):
         rows = outputs["train"][output], train.y, outputs["test"][output], test.y
         row[f"knn_{output}"] = knn_accuracy(*rows)
         row[f"probe_{output}"] = linear_probe(*rows)
     return row | readability(outputs["test"]["head"], test.y)
+
+
+def _shown(features: Features, images: ImageSet, most: int) -> Features:
+    """Features with what a person can look at, of at most so many rows."""
+    rows = spread(len(images), most)
+    return replace(
+        features.take(rows),
+        items=[images.classes[label] for label in images.y[rows].tolist()],
+        thumbnails=thumbnails(images, rows),
+    )
 
 
 def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:

@@ -1,0 +1,329 @@
+"""Saved models of every kind: each file replaced by others, kills and full disks while saving."""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from test_hostile import as_pickle, as_torch, hugging_face, two_towers
+from tiny_text import tiny_bert, tiny_tokenizer
+
+import ncl_multi as ncl
+from ncl_multi.adapters.vision.model import NonNegClassifier
+
+pytest.importorskip("sentence_transformers")
+ROOT = Path(__file__).parents[1]
+
+
+def sentence_transformer(folder: Path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    tiny_bert().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    modules = [Transformer(str(folder)), Pooling(32, "mean")]
+    return ncl.wrap(SentenceTransformer(modules=modules, device="cpu"), 8)
+
+
+KINDS = {
+    "clip, open_clip towers": lambda folder: ncl.NonNegClip(two_towers(folder), 8),
+    "clip, transformers towers": lambda folder: ncl.NonNegClip(hugging_face(folder), 8),
+    "sentence, transformers": lambda folder: ncl.wrap(tiny_bert(), 8, processor=tiny_tokenizer()),
+    "sentence, sentence-transformers": sentence_transformer,
+    "vision": lambda folder: ncl.NonNegVision("test_resnet", 8, hidden_dim=None),
+    "classifier": lambda folder: NonNegClassifier("test_resnet", 8, classes=3),
+    "graph": lambda folder: ncl.NonNegGraph(8, in_dim=4, width=4),
+}
+
+
+def hostile(marker: Path, whole: bytes) -> dict[str, bytes]:
+    """What a file is replaced by."""
+    return {
+        "pickle": as_pickle(marker),
+        "torch": as_torch(marker),
+        "empty": b"",
+        "list": b"[]",
+        "number": b"3",
+        "object": b"{}",
+        "other object": b'{"a": 1}',
+        "deep": b'{"a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        "code": json.dumps(
+            {"auto_map": {"AutoModel": "evil.X"}, "trust_remote_code": True}
+        ).encode(),
+        "half": whole[: len(whole) // 2],
+        "twice": whole * 2,
+    }
+
+
+def try_every_file(folder: Path, marker: Path) -> dict[tuple[str, str], str]:
+    """Load the model with each of its files replaced in turn: `loads`, or the words of refusal."""
+    outcomes = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        for name, content in hostile(marker, whole).items():
+            path.write_bytes(content)
+            try:
+                ncl.load(folder)
+                outcome = "loads"
+            except ValueError as error:
+                outcome = str(error)
+            outcomes[path.relative_to(folder).as_posix(), name] = outcome
+        path.write_bytes(whole)
+    return outcomes
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def saved(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    KINDS[request.param](folder / "source").save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def test_every_file_of_every_model_can_be_anything_and_nothing_runs(saved, tmp_path, monkeypatch):
+    def refuse(*given: object) -> None:
+        raise AssertionError("a connection was tried or a question asked on the terminal")
+
+    folder, marker = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(saved, folder)
+    whole = ncl.load(folder).state_dict()
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr("builtins.input", refuse)
+    outcomes = try_every_file(folder, marker)
+    assert not marker.exists()
+    for (file, content), words in outcomes.items():
+        if words == "loads":
+            # A card is not read; settings of a tokenizer may be empty.
+            assert Path(file).name == "README.md" or (
+                file.endswith(".json") and content in ("list", "object", "other object")
+            ), (file, content)
+        else:
+            assert f"{folder} does not contain a model" in words, (file, content)
+    weights = [words for (file, _), words in outcomes.items() if file.endswith(".safetensors")]
+    assert "loads" not in weights
+    again = ncl.load(folder).state_dict()
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+
+
+def test_the_bombs_go_off_where_they_are_opened_directly(tmp_path):
+    for number, bomb in enumerate((as_pickle, as_torch)):
+        marker, path = tmp_path / f"ran{number}", tmp_path / f"bomb{number}"
+        path.write_bytes(bomb(marker))
+        if bomb is as_pickle:
+            pickle.loads(path.read_bytes())
+        else:
+            torch.load(path, weights_only=False)
+        assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("vision", {"pretrained": True}, "pretrained must not be set"),
+        ("vision", {"dims": 2**30}, r"its config asks for \d+ bytes of weights"),
+        ("vision", {"more": 1}, "unexpected keyword argument 'more'"),
+        ("classifier", {"pretrained": True}, "pretrained must not be set"),
+        ("classifier", {"classes": 2**30}, r"its config asks for \d+ bytes of weights"),
+        ("graph", {"dims": 2**30}, r"its config asks for \d+ bytes of weights"),
+        ("graph", {"in_dim": 2**30}, r"its config asks for \d+ bytes of weights"),
+        ("graph", {"width": -1}, "width must be at least 1; got -1"),
+        ("graph", {"more": 1}, "unexpected keyword argument 'more'"),
+        ("clip, transformers towers", {"dims": 2**30}, r"asks for \d+ bytes of weights"),
+        ("sentence, transformers", {"pooling": "evil"}, "pooling must be one of"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_words(unchecked, tmp_path, kind, change, words):
+    KINDS[kind](tmp_path / "source").save_pretrained(tmp_path / "model")
+    ncl.load(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config["options"] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=words):
+        ncl.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "adapter_config.json"])
+def test_files_that_an_encoder_does_not_have_are_refused(tmp_path, name):
+    KINDS["sentence, transformers"](tmp_path / "source").save_pretrained(tmp_path / "model")
+    ncl.load(tmp_path / "model")
+    (tmp_path / "model" / "encoder" / name).write_text("{}")
+    with pytest.raises(ValueError, match="does not belong into a saved model"):
+        ncl.load(tmp_path / "model")
+
+
+# One process has imported everything and forks the children that are killed.
+SAVES = """
+import json, os, random, resource, signal, sys, time
+from pathlib import Path
+import torch
+from scipy.sparse import csr_array
+import ncl_multi as ncl
+from ncl_multi.atlas.page import write_atlas
+from ncl_multi.codes.search import SparseIndex
+from ncl_multi.report import write_json
+from ncl_multi.training.run_folder import RunFolder
+from test_saved import KINDS
+
+here, kills = Path(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+
+
+def filled(kind):
+    model = KINDS[kind](here / f"source {kind}")
+    def save(path, version):
+        with torch.no_grad():
+            for part in (*model.parameters(), *model.buffers()):
+                if part.is_floating_point():
+                    part.fill_(version)
+        model.figures = {"version": version}
+        model.save_pretrained(path)
+    def read(path):
+        found = ncl.load(path)
+        values = {float(x) for p in found.parameters() for x in (p.min(), p.max())}
+        return found.figures["version"] if values == {float(found.figures["version"])} else values
+    return save, read
+
+
+def features(path, version):
+    items = [str(version)] * 500
+    return ncl.Features(torch.full((500, 64), float(version)), items=items, about={"v": version})
+
+def read_features(path):
+    found = ncl.Features.load(path)
+    return found.about["v"] if (found.dense() == found.about["v"]).all() and set(
+        found.items) == {str(found.about["v"])} else "mixed"
+
+def save_index(path, version):
+    index = SparseIndex(8, [str(version)] * 8)
+    index.add(range(version, version + 300), torch.ones(300, 8))
+    index.save(path)
+
+def read_index(path):
+    index = SparseIndex.load(path)
+    first = int(index.names[0])
+    return first if index.ids.tolist() == list(range(first, first + 300)) else "mixed"
+
+run = RunFolder(ncl.TrainConfig(out=here / "run"), True, "data")
+linear = torch.nn.Linear(200, 200)
+def save_checkpoint(path, version):
+    with torch.no_grad():
+        for part in linear.parameters():
+            part.fill_(version)
+    run.save({"model": linear}, version)
+
+def read_checkpoint(path):
+    state = torch.load(run.checkpoint, weights_only=True)
+    return state["step"] if all((w == state["step"]).all() for w in state["model"].values()) else ""
+
+def save_page(path, version):
+    about = {"output": "head", "names": [f"version{version}"] * 4}
+    folder = here / f"page{version % 2}"
+    if not (folder / "features").exists():
+        features_of_page = ncl.Features(torch.eye(4), items=["a"] * 4, about=about)
+        features_of_page.save(folder / "features" / "f.safetensors")
+    page = here / "page"
+    page.mkdir(exist_ok=True)
+    (page / "features").unlink(missing_ok=True)
+    (page / "features").symlink_to(folder / "features")
+    write_atlas(page)
+
+def read_page(path):
+    page = (here / "page" / "atlas.html").read_text()
+    return 1 if page.rstrip().endswith("</html>") else "cut"
+
+kinds = {kind: (*filled(kind), here / kind) for kind in KINDS}
+kinds |= {
+    "features": (lambda p, v: features(p, v).save(p), read_features, here / "f.safetensors"),
+    "index": (save_index, read_index, here / "i.safetensors"),
+    "checkpoint": (save_checkpoint, read_checkpoint, run.checkpoint),
+    "page": (save_page, read_page, here / "page" / "atlas.html"),
+    "metrics": (lambda p, v: write_json(p, {"v": [v] * 5000}),
+                lambda p: set(json.loads(p.read_text())["v"]).pop(), here / "metrics.json"),
+}
+silent = os.open(os.devnull, os.O_WRONLY)
+draw = random.Random(0)
+for name, (save, read, path) in kinds.items():
+    error = os.dup(2)
+    os.dup2(silent, 2)
+    began = time.perf_counter()
+    save(path, 1)
+    took = time.perf_counter() - began
+    whole, seen, odd = 0, set(), []
+    for kill in range(kills):
+        child = os.fork()
+        if child == 0:
+            for version in range(2 + 50 * kill, 52 + 50 * kill):
+                save(path, version)
+            os._exit(0)
+        time.sleep(draw.uniform(0, 4 * took))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        try:
+            version = read(path)
+        except Exception as problem:
+            version = repr(problem)
+        whole += isinstance(version, int)
+        seen.add(version) if isinstance(version, int) else odd.append(str(version)[:200])
+    before = read(path)
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+        try:
+            save(path, 99_999)
+        except OSError:
+            os._exit(7)
+        except BaseException:
+            os._exit(8)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    kept = read(path) == before
+    save(path, 5)
+    left = [p.name for p in path.parent.iterdir() if p.name.startswith(".") and ".part" in p.name]
+    os.dup2(error, 2)
+    print(json.dumps([name, whole, len(seen), odd, code, kept, left]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_kills_and_full_disks_leave_what_was_saved_before(tmp_path):
+    kills = int(os.environ.get("NCL_KILLS", "8"))
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", SAVES, str(tmp_path), str(kills)],
+        capture_output=True, text=True, env=os.environ | paths | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == len(KINDS) + 5
+    for name, whole, versions, odd, code, kept, left in rows:
+        print(
+            f"| {name} | {kills} | {whole} | {versions} | {code} | {'whole' if kept else 'lost'} |"
+        )
+        assert whole == kills, (name, odd)
+        assert kept, f"a full disk lost {name}"
+        assert code != 0, f"{name} was not saved, and nothing was said"
+        assert not left, (name, left)
+
+
+if __name__ == "__main__":
+    # The table of loads tried: python tests/test_saved.py <folder>
+    here = Path(sys.argv[1])
+    print("| model | file | loads tried | refused | loaded | ran |\n|---|---|---|---|---|---|")
+    for kind, make in KINDS.items():
+        make(here / kind / "source").save_pretrained(here / kind / "model")
+        found = try_every_file(here / kind / "model", here / "ran")
+        tried = Counter(file for file, _ in found)
+        for file, count in tried.items():
+            loaded = sum(words == "loads" for (own, _), words in found.items() if own == file)
+            ran = "yes" if (here / "ran").exists() else "nothing"
+            print(
+                f"| {kind} | {file} | {count} | {count - loaded} | {loaded} | {ran} |", flush=True
+            )
