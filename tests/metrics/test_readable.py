@@ -165,7 +165,7 @@ def test_codes_that_ignore_the_labels_are_as_good_as_chance():
     z = (torch.randn(600, 400, generator=generator) - 1).relu()
     y = torch.randint(6, (600,), generator=generator)
     figures = metrics.readable(z, y).figures
-    assert figures["purity@10"] == pytest.approx(figures["chance"], abs=0.01)
+    assert figures["purity_at_10"] == pytest.approx(figures["chance"], abs=0.01)
     assert figures["intruder_labels"] == pytest.approx(1 / 6, abs=0.02)
 
 
@@ -224,7 +224,7 @@ def test_what_does_not_apply_says_why(form):
     got = metrics.readable(z, y)
     assert got.figures == {"readable_dims": 0}
     assert got.left_out == {
-        "purity@10": "needs at least 10 rows; got 8",
+        "purity_at_10": "needs at least 10 rows; got 8",
         "chance": "needs at least 10 rows; got 8",
         "cluster_purity": "needs at least 10 rows; got 8",
         "intruder_labels": no_dims,
@@ -234,10 +234,10 @@ def test_what_does_not_apply_says_why(form):
     z = form(torch.eye(2, dtype=torch.float64).repeat(8, 1))
     got = metrics.readable(z)
     assert got.figures == {"readable_dims": 1, "distinct": 1}
-    assert got.left_out["purity@10"] == "the rows have no labels"
+    assert got.left_out["purity_at_10"] == "the rows have no labels"
     got = metrics.readable(z, torch.zeros(16, dtype=torch.long), embeddings=torch.rand(16, 3))
-    assert "all rows have the same label" in got.left_out["purity@10"]
-    assert got.left_out.keys() == {"purity@10", "chance", "cluster_purity", "intruder_labels"}
+    assert "all rows have the same label" in got.left_out["purity_at_10"]
+    assert got.left_out.keys() == {"purity_at_10", "chance", "cluster_purity", "intruder_labels"}
     assert "intruder_embeddings" in got.figures
 
 

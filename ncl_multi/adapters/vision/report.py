@@ -1,6 +1,7 @@
 """What a vision run leaves behind: features, figures, a table."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch.nn.functional import normalize
 
 from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import name_dimensions
 from ncl_multi.data.pictures import ImageSet, thumbnails
-from ncl_multi.metrics import knn_accuracy, linear_probe, readability
+from ncl_multi.metrics import knn_accuracy, linear_probe, readability, readable_features
 from ncl_multi.report import table, write_json
 
 
@@ -39,30 +41,35 @@ def write_report(
 def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> dict[str, float]:
     """Save the features of both splits in `<out>/features`; return figures of the test split.
 
-    Neighbours and the probe's training rows come from the train split. Sparsity, consistency and
-    correlation are of the head's codes.
+    Neighbours, the probe's training rows and the names of dimensions come from the train split.
+    Sparsity, readability and correlation are of the head's codes.
     """
-    outputs = {split: both_outputs(model, own) for split, own in (("train", train), ("test", test))}
+    files = {}
     for split, images in (("train", train), ("test", test)):
-        for output, codes in outputs[split].items():
-            shown = split == "test" and output == "head"
+        for output, codes in both_outputs(model, images).items():
             about = {
                 "model": model.name, "data": images.name, "activation": model.head.activation,
                 "split": split, "output": output, "normalised": True, "classes": images.classes,
             }  # fmt: skip
-            Features(
-                normalize(codes, dim=1),
-                images.y,
-                items=[images.classes[label] for label in images.y.tolist()] if shown else None,
-                thumbnails=thumbnails(images) if shown else None,
-                about=about,
-            ).save(out / "features" / f"{split}_{output}.safetensors")
+            files[split, output] = Features(normalize(codes, dim=1), images.y, about=about)
+    shown = files["test", "head"]
+    names = name_dimensions(files["train", "head"])
+    files["test", "head"] = replace(
+        shown,
+        items=[test.classes[label] for label in test.y.tolist()],
+        thumbnails=thumbnails(test),
+        about=shown.about | {"names": names},
+    )
+    for (split, output), features in files.items():
+        features.save(out / "features" / f"{split}_{output}.safetensors")
     row = {}
     for output in ("encoder", "head"):
-        rows = outputs["train"][output], train.y, outputs["test"][output], test.y
-        row[f"knn_{output}"] = knn_accuracy(*rows)
-        row[f"probe_{output}"] = linear_probe(*rows)
-    return row | readability(outputs["test"]["head"], test.y)
+        z_train, z_test = files["train", output].dense(), files["test", output].dense()
+        row[f"knn_{output}"] = knn_accuracy(z_train, train.y, z_test, test.y)
+        row[f"probe_{output}"] = linear_probe(z_train, train.y, z_test, test.y)
+    return (
+        row | readability(shown.z, test.y) | readable_features(files["test", "head"], names=names)[0]
+    )
 
 
 def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
