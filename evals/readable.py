@@ -65,9 +65,9 @@ def main(cfg: Config) -> None:
     paths = with_twins(cfg.features) if cfg.twin else list(cfg.features)
     judge = None if cfg.judge is None else Features.load(cfg.judge)
     rows = {str(path): evaluate(Features.load(path), judge) for path in paths}
-    measures = ("rows", "dims", "active", "readable_dims", "purity_at_10", "chance", "cluster_purity")
-    measures += ("intruder_labels", "intruder_embeddings", "distinct", "class_consistency")
-    measures += ("named", "names_once", "name_fit", "name_chance")
+    measures = ("rows", "dims", "active", "readable_dims", "purity_at_10", "chance")
+    measures += ("cluster_purity", "intruder_labels", "intruder_embeddings", "distinct")
+    measures += ("class_consistency", "named", "names_once", "name_fit", "name_chance")
     shown = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
     table("Is a dimension one thing? (an intruder is found by chance in 0.167)", shown)
     reasons = [

@@ -367,7 +367,7 @@ def naming(names: Sequence[str], features: Features, *, seed: int = 0) -> dict[s
         (1.0, 1.0, 1.0)
     """
     if not any(names):
-        raise NotMeasurableError("no dimension has a name: the items have neither words nor classes")
+        raise NotMeasurableError("no dimension has a name: items without words and classes")
     fit = name_fit(names, features)
     named = np.flatnonzero(~np.isnan(fit)).tolist()
     figures = {"named": len(named) / int(readable_dims(features.z).sum())}

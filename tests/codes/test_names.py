@@ -107,7 +107,7 @@ def test_dimensions_with_the_same_name_are_told_apart():
 def test_a_name_does_not_repeat_a_word():
     hikes = [*["snow mountain"] * 3, *["mountain"] * 4]
     names = name_dimensions(fired_by(hikes, ["a mountain"] * 8, ["tree"] * 20, ["snow"] * 2))
-    assert names == ["mountain", "mountain", "tree", "snow"]
+    assert names == ["mountain: snow", "mountain", "tree", "snow"]
 
 
 def test_classes_name_where_words_do_not():

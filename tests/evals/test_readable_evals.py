@@ -62,7 +62,7 @@ def test_readable_says_what_it_leaves_out(run, tmp_path):
     assert row["distinct"] == 1
     assert "purity_at_10" not in row
     assert "no purity_at_10: the rows have no labels" in printed
-    assert "no name_fit: no dimension has a name: the items have neither words" in printed
+    assert "no name_fit: no dimension has a name: items without words" in printed
     scores = Features(torch.eye(3).repeat(5, 1), y=torch.rand(15)).save(tmp_path / "s.safetensors")
     assert "the rows have no labels" in run("readable", scores)[1]
 

@@ -67,9 +67,8 @@ def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> 
         z_train, z_test = files["train", output].dense(), files["test", output].dense()
         row[f"knn_{output}"] = knn_accuracy(z_train, train.y, z_test, test.y)
         row[f"probe_{output}"] = linear_probe(z_train, train.y, z_test, test.y)
-    return (
-        row | readability(shown.z, test.y) | readable_features(files["test", "head"], names=names)[0]
-    )
+    read = readable_features(files["test", "head"], names=names).figures
+    return row | readability(shown.z, test.y) | read
 
 
 def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
