@@ -124,15 +124,15 @@ def readable_features(
         1.0
     """
     y, z = features.y, features.z
-    labelled = y is not None and y.ndim == 1 and not y.is_floating_point()
-    if y is not None and labelled and bool((y < 0).any()):
+    if y is not None and (y.ndim != 1 or y.is_floating_point() or not bool((y >= 0).any())):
+        y = None
+    if y is not None and bool((y < 0).any()):
         known = (y >= 0).nonzero()[:, 0]
         y, z = y[known], z[known.numpy()]
         embeddings = None if embeddings is None else embeddings[known]
-    classes = y if y is not None and labelled and len(y) else None
-    figures, left_out = readable(z, classes, embeddings=embeddings)
-    if classes is not None:
-        figures["class_consistency"] = class_consistency(z, classes)
+    figures, left_out = readable(z, y, embeddings=embeddings)
+    if y is not None:
+        figures["class_consistency"] = class_consistency(z, y)
     try:
         figures |= _naming_by_halves(features) if names is None else naming(names, features)
     except NotMeasurableError as reason:
