@@ -1,7 +1,7 @@
 """Is a dimension one thing? Purity, intruder, distinct and names, next to chance and the twin.
 
 Usage:
-    python evals/readable.py runs/clip_ncl/features/style_image.safetensors
+    python evals/readable.py runs/clip_ncl/features/style_image_head.safetensors
     python evals/readable.py test.safetensors --judge other_encoder.safetensors
 """
 
