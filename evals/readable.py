@@ -14,6 +14,9 @@ import tyro
 
 from ncl_multi.codes.features import Features
 
+_LISTS = ("classes", "names")
+"""What features files bring along that would fill the screen."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -31,51 +34,20 @@ class Config:
 
 def evaluate(features: Features, judge: Features | None = None) -> dict[str, Any]:
     """Return one row of the report: where it came from, the figures, and what was left out."""
-    from ncl_multi.metrics import NotMeasurableError, class_consistency, readable, sparsity
+    from ncl_multi.metrics import readable_features, sparsity
 
     if judge is not None and len(judge) != len(features):
         raise ValueError(
             f"the judge must hold the same items: expected {len(features)}, got {len(judge)}"
         )
-    y, z = features.y, features.z
-    embeddings = None if judge is None else judge.dense()
-    if y is not None and (y.ndim != 1 or y.is_floating_point()):
-        y = None
-    if y is not None and bool((y < 0).any()):
-        # A graph marks nodes without a label by -1.
-        known = (y >= 0).nonzero()[:, 0]
-        y, z = y[known], z[known.numpy()]
-        embeddings = None if embeddings is None else embeddings[known]
-    about = {name: value for name, value in features.about.items() if name != "classes"}
-    row = {"rows": z.shape[0], "dims": features.dims, "active": 1 - sparsity(z)}
-    figures, left_out = readable(z, y, embeddings=embeddings)
-    if y is not None:
-        figures["class_consistency"] = class_consistency(z, y)
-    try:
-        figures |= name_figures(features)
-    except NotMeasurableError as reason:
-        left_out["name_fit"] = str(reason)
+    about = {name: value for name, value in features.about.items() if name not in _LISTS}
+    row = {"rows": len(features), "dims": features.dims, "active": 1 - sparsity(features.z)}
+    figures, left_out = readable_features(
+        features,
+        embeddings=None if judge is None else judge.dense(),
+        names=features.about.get("names"),
+    )
     return about | row | figures | {"left_out": left_out}
-
-
-def name_figures(features: Features) -> dict[str, float]:
-    """How good names are that were made from one half of the items, judged on the other."""
-    import numpy as np
-
-    from ncl_multi.codes.names import name_dimensions
-    from ncl_multi.metrics import NotMeasurableError, naming
-
-    if len(features) < 2:
-        raise NotMeasurableError("one item cannot be halved")
-    halves = []
-    for rows in np.array_split(np.random.default_rng(0).permutation(len(features)), 2):
-        y = None if features.y is None else features.y[rows]
-        items = None if features.items is None else [features.items[row] for row in rows]
-        halves.append(Features(features.z[rows], y, items, features.about))
-    names = name_dimensions(halves[0])
-    if not any(names):
-        raise NotMeasurableError("the items have neither words nor classes in common")
-    return naming(names, halves[1])
 
 
 def with_twins(paths: tuple[Path, ...]) -> list[Path]:
@@ -94,7 +66,7 @@ def main(cfg: Config) -> None:
     judge = None if cfg.judge is None else Features.load(cfg.judge)
     rows = {str(path): evaluate(Features.load(path), judge) for path in paths}
     measures = [
-        "rows", "dims", "active", "readable_dims", "purity@10", "chance", "cluster_purity",
+        "rows", "dims", "active", "readable_dims", "purity_at_10", "chance", "cluster_purity",
         "intruder_labels", "intruder_embeddings", "distinct", "class_consistency",
         "named", "names_once", "name_fit", "name_chance",
     ]  # fmt: skip

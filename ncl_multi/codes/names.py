@@ -29,6 +29,8 @@ _COHESION = 3.0
 """Two words make a term if they stand side by side this much more often than by accident."""
 _PAIR = 1.25
 """What two words that belong together say more than one of them."""
+_CLEARER = 0.2
+"""A class names where it holds for this share of the strongest items more than the words do."""
 
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[^\W\d_]+)?")
 _VOWEL = re.compile("[aeiouy]")
@@ -73,6 +75,13 @@ class _Terms(NamedTuple):
 
     held: csr_array
     shown: Sequence[str]
+
+
+class _Name(NamedTuple):
+    """A name, empty if there is none, and the share of a dimension's strongest items it fits."""
+
+    text: str
+    fit: float
 
 
 class _Choice(NamedTuple):
@@ -124,15 +133,17 @@ def name_dimensions(features: Features, codes: Any | None = None, words: int = 3
     c-TF-IDF: by their share of a dimension's strongest items, times the logarithm of how much
     larger that is than their share of all items and of what other dimensions fire for; so words
     that are everywhere name nothing. A name is the best term. Further terms join it where one
-    does not hold for enough of the items, or where another dimension has the same name. Classes
-    name where words do not. A dimension whose strongest items have no such term in common is
-    called "mixed". One that never fires has the empty name, as have all if there are neither
-    words nor classes. For CLIP, pass the text side.
+    does not hold for enough of the items, or where another dimension has the same name. A class
+    names where words do not, or where it holds for clearly more of the items. Names that are
+    still equal get a word of their strongest items: "mammals", "mammals: camel". A dimension whose
+    strongest items have nothing in common is called "mixed". One that never fires has the empty
+    name, as have all if there are neither words nor classes.
 
     Args:
         features: Items with text, or labels with `about["classes"]`.
         codes: Name the dimensions of these codes of the same items instead of `features.z`.
-        words: Most words of a name.
+        words: Most words of a name, without the one that tells it from an equal name; 1 leaves
+            equal names as they are.
 
     Example:
         >>> import torch
@@ -142,14 +153,17 @@ def name_dimensions(features: Features, codes: Any | None = None, words: int = 3
         ['dog', 'car']
     """
     strongest = _strongest(unit_rows(features.z if codes is None else codes, signed=True))
-    named = [""] * strongest.shape[0]
-    for terms in (_words(features.items or [], pairs=words > 1), _classes(features)):
-        if not terms.shown:
-            continue
-        found = _names(strongest, terms, words)
-        pairs = zip(named, found, strict=True)
-        named = [new if old in ("", MIXED) and new else old for old, new in pairs]
-    return named
+    by_words, by_class = _words(features.items or [], pairs=words > 1), _classes(features)
+    names = [
+        of_class if not own.text or of_class.fit >= own.fit + _CLEARER else own
+        for own, of_class in zip(
+            _names(strongest, by_words, words), _names(strongest, by_class, None), strict=True
+        )
+    ]
+    texts = _told_by_an_item(names, strongest, by_words) if words > 1 else [n.text for n in names]
+    fires = np.diff(strongest.indptr) > 0
+    nameless = MIXED if by_words.shown or by_class.shown else ""
+    return [(text or nameless) if alive else "" for text, alive in zip(texts, fires, strict=True)]
 
 
 def belongs(name: str, features: Features, row: int) -> bool:
@@ -160,22 +174,57 @@ def belongs(name: str, features: Features, row: int) -> bool:
         >>> belongs("ice cream, dogs", Features(torch.ones(1, 1), items=["my dog"]), 0)
         True
     """
-    terms = [name, *name.split(", ")]
+    terms = [name, *re.split(", |: ", name), *name.split(": ")]
     if any(label in terms for label in _labels(features, row)):
         return True
     text = "" if features.items is None else _key(features.items[row])
     return any(f" {_key(term)} " in f" {text} " for term in terms if _key(term))
 
 
-def _names(strongest: csr_array, terms: _Terms, words: int) -> list[str]:
-    """The best terms of each dimension, then what tells dimensions with the same name apart."""
+def _names(strongest: csr_array, terms: _Terms, words: int | None) -> list[_Name]:
+    """The best terms of each dimension, then what tells dimensions with the same name apart.
+
+    Without a limit of `words` a name is one term, however long.
+    """
+    if not terms.shown:
+        return [_Name("", 0.0)] * strongest.shape[0]
     choices = _choices(strongest, terms)
-    lengths = np.array([len(shown.split()) for shown in terms.shown])
-    chosen = [_cover(choice, lengths, words) for choice in choices]
-    _tell_apart(chosen, choices, lengths, words)
-    names = [", ".join(terms.shown[term] for term in own) for own in chosen]
-    fires = np.diff(strongest.indptr) > 0
-    return [(name or MIXED) if alive else "" for name, alive in zip(names, fires, strict=True)]
+    lengths = np.array([1 if words is None else len(shown.split()) for shown in terms.shown])
+    chosen = [_cover(choice, lengths, words or 1) for choice in choices]
+    _tell_apart(chosen, choices, lengths, words or 1)
+    return [
+        _Name(", ".join(terms.shown[term] for term in own), _fit(choice, own))
+        for own, choice in zip(chosen, choices, strict=True)
+    ]
+
+
+def _told_by_an_item(names: Sequence[_Name], strongest: csr_array, terms: _Terms) -> list[str]:
+    """Names; those that are equal, but the one that fits best, with a word of its own items."""
+    texts = [name.text for name in names]
+    if not terms.shown:
+        return texts
+    taken, usual = Counter(texts), terms.held.mean(axis=0)
+    shares = csr_array(strongest @ terms.held)
+    for dim in sorted(range(len(names)), key=lambda dim: names[dim].fit):
+        text = texts[dim]
+        if not text or taken[text] < 2:
+            continue
+        here = slice(*shares.indptr[dim : dim + 2])
+        term, share = shares.indices[here], shares.data[here]
+        lift = share / usual[term]
+        score = np.where(lift >= _LIFT, share * np.log(lift), 0)
+        inside = set(_key(text).split())
+        longer = (
+            f"{text}: {terms.shown[n]}"
+            for n in term[np.lexsort((term, -score))[: np.count_nonzero(score)]]
+            if inside.isdisjoint(_key(terms.shown[n]).split())
+        )
+        new = next((name for name in longer if name not in taken), None)
+        if new is not None:
+            taken[text] -= 1
+            taken[new] += 1
+            texts[dim] = new
+    return texts
 
 
 def _choices(strongest: csr_array, terms: _Terms, most: int = 24) -> list[_Choice]:
@@ -189,6 +238,7 @@ def _choices(strongest: csr_array, terms: _Terms, most: int = 24) -> list[_Choic
     together = csr_array(terms.held.T @ terms.held)
     parts = [set(_key(shown).split()) for shown in terms.shown]
     pairs = np.array([" " in shown for shown in terms.shown])
+    place = np.full(len(terms.shown), -1)
     choices = []
     for dim in range(strongest.shape[0]):
         own = slice(*strongest.indptr[dim : dim + 2])
@@ -200,15 +250,32 @@ def _choices(strongest: csr_array, terms: _Terms, most: int = 24) -> list[_Choic
         term, share = term[fits], share[fits]
         score = share * np.log(share / elsewhere[term]) * np.where(pairs[term], _PAIR, 1)
         term = term[np.lexsort((term, -score))][:most]
-        held = terms.held[strongest.indices[own]][:, term].toarray() > 0
+        held = _part(terms.held, strongest.indices[own], term, place) > 0
         by_accident = np.outer(usual[term], usual[term]) * terms.held.shape[0]
-        related = together[term][:, term].toarray() >= _LIFT * by_accident
+        related = _part(together, term, term, place) >= _LIFT * by_accident
         for pair in np.flatnonzero(pairs[term]):
             inside = parts[term[pair]]
             repeated = [not inside.isdisjoint(parts[other]) for other in term]
             related[pair, repeated] = related[repeated, pair] = False
         choices.append(_Choice(term, held, strongest.data[own], usual[term], related))
     return choices
+
+
+def _part(
+    matrix: csr_array, rows: np.ndarray, columns: np.ndarray, place: np.ndarray
+) -> np.ndarray:
+    """`matrix[rows][:, columns]`, dense; for a few rows scipy takes ten times as long.
+
+    `place` has an entry of -1 for each column of the matrix, and is left so.
+    """
+    part = np.zeros((len(rows), len(columns)))
+    place[columns] = np.arange(len(columns))
+    for at, row in enumerate(rows):
+        entries = slice(matrix.indptr[row], matrix.indptr[row + 1])
+        column = place[matrix.indices[entries]]
+        part[at, column[column >= 0]] = matrix.data[entries][column >= 0]
+    place[columns] = -1
+    return part
 
 
 def _cover(choice: _Choice, lengths: np.ndarray, words: int) -> list[int]:
@@ -261,7 +328,8 @@ def _tell_apart(
 
 
 def _fit(choice: _Choice, name: Sequence[int]) -> float:
-    return float(choice.weights @ choice.held[:, np.isin(choice.terms, name)].any(axis=1))
+    inside = (choice.terms[:, None] == np.array(name, int)).any(axis=1)
+    return float(choice.weights @ choice.held[:, inside].any(axis=1))
 
 
 def _strongest(z: csr_array) -> csr_array:

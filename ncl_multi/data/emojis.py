@@ -100,4 +100,6 @@ def _file(vendor: str, entry: dict) -> str:
 
 
 def _ordered(messages: list[dict]) -> list[str]:
-    return [message["message"] for message in sorted(messages, key=lambda m: m["order"])]
+    # A subgroup that Unicode gave up is still listed, before the one that has its number now.
+    names = {message["order"]: message["message"] for message in messages}
+    return [names[order] for order in sorted(names)]

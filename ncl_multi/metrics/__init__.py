@@ -33,6 +33,7 @@ from ncl_multi.metrics.readability import (
     readability,
     readable,
     readable_dims,
+    readable_features,
     sparsity,
     stability,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "readability",
     "readable",
     "readable_dims",
+    "readable_features",
     "recall_at_k",
     "retrieval",
     "sap",

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import MIXED, belongs
+from ncl_multi.codes.names import MIXED, belongs, name_dimensions
 from ncl_multi.metrics.codes import (
     Codes,
     Labels,
@@ -72,7 +72,7 @@ def readable(z: Codes, y: Labels | None = None, *, embeddings: Tensor | None = N
     Example:
         >>> z, y = torch.eye(2).repeat_interleave(10, dim=0), torch.arange(2).repeat_interleave(10)
         >>> got = readable(z, y)
-        >>> got.figures["purity@10"], got.figures["distinct"], got.left_out
+        >>> got.figures["purity_at_10"], got.figures["distinct"], got.left_out
         (1.0, 1.0, {'intruder_embeddings': 'no embeddings of the rows were given as a judge'})
     """
 
@@ -87,7 +87,7 @@ def readable(z: Codes, y: Labels | None = None, *, embeddings: Tensor | None = N
         return embeddings
 
     measures: dict[str, Callable[[], float]] = {
-        "purity@10": lambda: purity(z, labels()),
+        "purity_at_10": lambda: purity(z, labels()),
         "chance": lambda: chance_purity(labels()),
         "cluster_purity": lambda: cluster_purity(z, labels()),
         "intruder_labels": lambda: intruder(z, labels()),
@@ -101,6 +101,42 @@ def readable(z: Codes, y: Labels | None = None, *, embeddings: Tensor | None = N
             figures[name] = measure()
         except NotMeasurableError as reason:
             left_out[name] = str(reason)
+    return Readable(figures, left_out)
+
+
+def readable_features(
+    features: Features, *, embeddings: Tensor | None = None, names: Sequence[str] | None = None
+) -> Readable:
+    """`readable`, class consistency and `naming` of items the model was not trained on.
+
+    Items with a negative label, which graphs give to nodes without one, count for the names only.
+    Labels that are a table or real numbers are not classes, so nothing is measured by them.
+
+    Args:
+        features: Codes of the items, with labels, words, or both.
+        embeddings: Vectors of the same items from another model, as a judge of intruders.
+        names: Of the dimensions, made from other items. None makes them from a random half of
+            these items and judges them on the other half.
+
+    Example:
+        >>> features = Features(torch.eye(2).repeat(20, 1), items=["a dog", "a cat"] * 20)
+        >>> readable_features(features).figures["name_fit"]
+        1.0
+    """
+    y, z = features.y, features.z
+    if y is not None and (y.ndim != 1 or y.is_floating_point() or not bool((y >= 0).any())):
+        y = None
+    if y is not None and bool((y < 0).any()):
+        known = (y >= 0).nonzero()[:, 0]
+        y, z = y[known], z[known.numpy()]
+        embeddings = None if embeddings is None else embeddings[known]
+    figures, left_out = readable(z, y, embeddings=embeddings)
+    if y is not None:
+        figures["class_consistency"] = class_consistency(z, y)
+    try:
+        figures |= _naming_by_halves(features) if names is None else naming(names, features)
+    except NotMeasurableError as reason:
+        left_out["name_fit"] = str(reason)
     return Readable(figures, left_out)
 
 
@@ -330,6 +366,8 @@ def naming(names: Sequence[str], features: Features, *, seed: int = 0) -> dict[s
         >>> figures["named"], figures["names_once"], figures["name_fit"]
         (1.0, 1.0, 1.0)
     """
+    if not any(names):
+        raise NotMeasurableError("no dimension has a name: items without words and classes")
     fit = name_fit(names, features)
     named = np.flatnonzero(~np.isnan(fit)).tolist()
     figures = {"named": len(named) / int(readable_dims(features.z).sum())}
@@ -477,8 +515,16 @@ def _strongest(z: Codes, *, rows: int = 1) -> tuple[Int[np.ndarray, "r 10"], Int
     return strongest_rows(z, _STRONGEST)[dims], dims
 
 
-def _no_dimension(z: Codes) -> str:
-    return f"no dimension fires for at least {_FIRES} of the {z.shape[0]} rows"
+def _naming_by_halves(features: Features) -> dict[str, float]:
+    """`naming` on one random half of the items, by names made from the other."""
+    if len(features) < 2:
+        raise NotMeasurableError("one item cannot be halved")
+    halves = []
+    for rows in np.array_split(np.random.default_rng(0).permutation(len(features)), 2):
+        y = None if features.y is None else features.y[rows]
+        items = None if features.items is None else [features.items[row] for row in rows]
+        halves.append(Features(features.z[rows], y, items, features.about))
+    return naming(name_dimensions(halves[0]), halves[1])
 
 
 def _classes(y: Labels, z: Codes) -> Tensor:

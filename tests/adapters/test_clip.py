@@ -32,6 +32,7 @@ from ncl_multi.adapters.clip.report import (  # noqa: E402
     both_ways,
     describe_dimensions,
     image_share,
+    names_by_captions,
     truncation_curve,
     zero_shot_accuracy,
 )
@@ -623,7 +624,8 @@ def test_dimensions_are_described_by_the_words_and_items_that_fire_them():
         z_text[row, 1] = 0.5 * ("black" in caption)
     z_image = np.zeros((8, 3), np.float32)
     z_image[:, 0] = [1, 0, 0, 0, 2, 0, 0, 0]
-    found = describe_dimensions(csr_array(z_image), csr_array(z_text), pairs)
+    names = names_by_captions(csr_array(z_text), pairs)
+    found = describe_dimensions(csr_array(z_image), csr_array(z_text), pairs, names)
     assert found[0]["name"].split(", ")[0] == "red"
     assert found[0]["images"] == ["4", "0"]
     assert set(found[1]["captions"]) == {"a black square", "black 3", "black 7"}
@@ -631,6 +633,16 @@ def test_dimensions_are_described_by_the_words_and_items_that_fire_them():
     assert found[2] == {
         "dimension": 2, "name": "", "captions": [], "images": [], "image_share": None,
     }  # fmt: skip
+
+
+def test_classes_of_the_images_name_where_their_captions_have_no_word_in_common():
+    words = [["poodle", "beagle", "pug"], ["oak", "elm", "fir"]]
+    pairs = pairs_of(
+        "pairs", "train", [png("red")] * 6, list("abcdef"), [[w] for own in words for w in own],
+        y=torch.tensor([0, 0, 0, 1, 1, 1]), classes=["dogs", "trees"],
+    )  # fmt: skip
+    z_text = csr_array(np.repeat(np.eye(2, dtype=np.float32), 3, axis=0))
+    assert names_by_captions(z_text, pairs) == ["dogs", "trees"]
 
 
 def test_the_emoji_hold_out_a_style_and_a_fifth_of_the_emoji():
@@ -641,6 +653,9 @@ def test_the_emoji_hold_out_a_style_and_a_fifth_of_the_emoji():
     assert len(set(unseen.groups.tolist())) == count // 5
     assert set(style.groups.tolist()) == set(train.groups.tolist())
     assert all("(Twtr)" in name for name in style.image_names)
+    assert style.said()[:2] == style.captions[:2]
+    car = style.image_names.index("automobile (Twtr)")
+    assert style.classes[style.y[car]] == "ground transportation"
     assert not any("(Twtr)" in name for name in train.image_names + unseen.image_names)
 
 

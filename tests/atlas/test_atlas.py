@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -472,3 +473,29 @@ def test_a_page_of_texts_without_classes_or_twin_opens(browser, tmp_path):
     browser.run("document.querySelector('.lines button').click()")
     assert browser.run("document.querySelectorAll('.match.plain').length") == 6
     assert browser.faults() == []
+
+
+def test_a_page_of_16384_dimensions_opens_and_finds(browser, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    features = example(400, 16_384, pictures=False)
+    drawn = torch.randint(16_384, (400, 60), generator=generator)
+    z = torch.zeros(400, 16_384).scatter_(1, drawn, torch.rand(400, 60, generator=generator))
+    replace(features, z=z).save(tmp_path / "features" / "test.safetensors")
+    browser.open(write_atlas(tmp_path))
+    assert browser.run("document.getElementById('status').textContent").startswith("16,3")
+    assert browser.run(f"{CARDS}.length") < 200
+    started = time.monotonic()
+    browser.run("query.value = '#16000'; query.dispatchEvent(new Event('input'))")
+    browser.until(f"{CARDS}.length === 1 && {CARDS}[0].dataset.dimension === '16000'")
+    assert time.monotonic() - started < 5
+    assert browser.faults() == []
+
+
+def test_a_name_that_fits_few_of_the_items_is_a_guess(browser, tmp_path):
+    names = ["dog", "ship", "zebra", "car", "bird", "zebra", *["dog"] * 24]
+    example(names=names).save(tmp_path / "features" / "test.safetensors")
+    browser.open(write_atlas(tmp_path))
+    card = "document.querySelector('[data-dimension=\"2\"]')"
+    assert browser.run(f"{card}.classList.contains('mixed')")
+    assert browser.run(f"{card}.querySelector('.guess').textContent") == "zebra?"
+    assert browser.run("document.querySelector('[data-dimension=\"1\"] .guess')") is None

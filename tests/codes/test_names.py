@@ -107,7 +107,7 @@ def test_dimensions_with_the_same_name_are_told_apart():
 def test_a_name_does_not_repeat_a_word():
     hikes = [*["snow mountain"] * 3, *["mountain"] * 4]
     names = name_dimensions(fired_by(hikes, ["a mountain"] * 8, ["tree"] * 20, ["snow"] * 2))
-    assert names == ["mountain", "mountain", "tree", "snow"]
+    assert names == ["mountain: snow", "mountain", "tree", "snow"]
 
 
 def test_classes_name_where_words_do_not():
@@ -118,6 +118,29 @@ def test_classes_name_where_words_do_not():
     assert name_dimensions(labelled) == ["dogs", "trees"]
     y[2] = y[5] = -1
     assert name_dimensions(labelled) == ["dogs", "trees"]
+
+
+def test_equal_names_get_a_word_of_their_strongest_items():
+    small, large = ["pug", "pug", "terrier", "poodle"], ["husky", "husky", "collie", "boxer"]
+    features = fired_by(small, large, ["oak", "elm", "fir", "ash"])
+    y = torch.tensor([0] * 8 + [1] * 4)
+    labelled = Features(features.z, y, features.items, {"classes": ["dogs", "trees"]})
+    names = name_dimensions(labelled)
+    assert names in (["dogs", "dogs: husky", "trees"], ["dogs: pug", "dogs", "trees"])
+    assert belongs("dogs: husky", labelled, 0)
+    assert belongs("trees: husky", labelled, 4)
+    assert not belongs("trees: husky", labelled, 0)
+    assert name_dimensions(labelled, words=1) == ["dogs", "dogs", "trees"]
+
+
+def test_a_class_names_where_it_holds_for_clearly_more_than_a_word():
+    walkers = ["dog walk", "dog walk", "walk", "walk", "walk", "collie", "boxer", "terrier"]
+    features = fired_by(walkers, ["oak", "elm", "fir", "ash"] * 4)
+    for of_walkers, expected in (([0] * 8, "pets"), ([0] * 5 + [1] * 3, "walk")):
+        y = torch.tensor([*of_walkers, *[2] * 16])
+        about = {"classes": ["pets", "others", "trees"]}
+        names = name_dimensions(Features(features.z, y, features.items, about))
+        assert names == [expected, "trees"]
 
 
 def test_attributes_name_where_labels_are_a_table():

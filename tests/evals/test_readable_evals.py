@@ -45,12 +45,12 @@ def save(folder, *, seed=0, order=None, items=True, name="test"):
 def test_readable_prints_a_run_and_its_twin(run, tmp_path):
     path = save(tmp_path)
     (ours, twin), _ = run("readable", path, "--judge", path, "--out", tmp_path / "out.json")
-    assert ours["purity@10"] == ours["cluster_purity"] == ours["distinct"] == 1
+    assert ours["purity_at_10"] == ours["cluster_purity"] == ours["distinct"] == 1
     assert ours["intruder_labels"] == ours["intruder_embeddings"] == 1
     assert ours["active"] == 0.25
     assert (ours["seed"], ours["rows"], ours["left_out"]) == (0, 60, {})
     assert (ours["named"], ours["names_once"], ours["name_fit"]) == (1, 1, 1)
-    assert twin["purity@10"] < 0.7
+    assert twin["purity_at_10"] < 0.7
     stored = json.loads((tmp_path / "out.json").read_text())
     assert list(stored.values()) == [ours, twin]
     assert len(run("readable", path, "--no-twin")[0]) == 1
@@ -60,21 +60,21 @@ def test_readable_says_what_it_leaves_out(run, tmp_path):
     path = Features(torch.eye(3).repeat(5, 1)).save(tmp_path / "bare.safetensors")
     (row,), printed = run("readable", path)
     assert row["distinct"] == 1
-    assert "purity@10" not in row
-    assert "no purity@10: the rows have no labels" in printed
-    assert "no name_fit: the items have neither words nor classes" in printed
+    assert "purity_at_10" not in row
+    assert "no purity_at_10: the rows have no labels" in printed
+    assert "no name_fit: no dimension has a name: items without words" in printed
     scores = Features(torch.eye(3).repeat(5, 1), y=torch.rand(15)).save(tmp_path / "s.safetensors")
     assert "the rows have no labels" in run("readable", scores)[1]
 
 
-def test_readable_judges_only_rows_with_a_label(run, tmp_path):
+def test_readable_judges_by_rows_with_a_label_only(run, tmp_path):
     y = torch.arange(4).repeat(15)
     y[4:20] = -1
     z = torch.eye(4).repeat(15, 1)
     z[4:20] = 1
     path = Features(z, y).save(tmp_path / "graph.safetensors")
     (row,), _ = run("readable", path, "--judge", path)
-    assert (row["rows"], row["purity@10"], row["intruder_embeddings"]) == (44, 1, 1)
+    assert (row["rows"], row["purity_at_10"], row["intruder_embeddings"]) == (60, 1, 1)
 
 
 def test_readable_refuses_a_judge_of_other_items(run, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from scipy.sparse import csr_array
 from torch.nn import functional as F
 
-from ncl_multi import metrics
+from ncl_multi import Features, metrics
 from ncl_multi.metrics.codes import strongest_rows, unit_rows
 from ncl_multi.metrics.readability import NotMeasurableError, _strongest, _with_intruders
 
@@ -165,7 +165,7 @@ def test_codes_that_ignore_the_labels_are_as_good_as_chance():
     z = (torch.randn(600, 400, generator=generator) - 1).relu()
     y = torch.randint(6, (600,), generator=generator)
     figures = metrics.readable(z, y).figures
-    assert figures["purity@10"] == pytest.approx(figures["chance"], abs=0.01)
+    assert figures["purity_at_10"] == pytest.approx(figures["chance"], abs=0.01)
     assert figures["intruder_labels"] == pytest.approx(1 / 6, abs=0.02)
 
 
@@ -224,7 +224,7 @@ def test_what_does_not_apply_says_why(form):
     got = metrics.readable(z, y)
     assert got.figures == {"readable_dims": 0}
     assert got.left_out == {
-        "purity@10": "needs at least 10 rows; got 8",
+        "purity_at_10": "needs at least 10 rows; got 8",
         "chance": "needs at least 10 rows; got 8",
         "cluster_purity": "needs at least 10 rows; got 8",
         "intruder_labels": no_dims,
@@ -234,10 +234,10 @@ def test_what_does_not_apply_says_why(form):
     z = form(torch.eye(2, dtype=torch.float64).repeat(8, 1))
     got = metrics.readable(z)
     assert got.figures == {"readable_dims": 1, "distinct": 1}
-    assert got.left_out["purity@10"] == "the rows have no labels"
+    assert got.left_out["purity_at_10"] == "the rows have no labels"
     got = metrics.readable(z, torch.zeros(16, dtype=torch.long), embeddings=torch.rand(16, 3))
-    assert "all rows have the same label" in got.left_out["purity@10"]
-    assert got.left_out.keys() == {"purity@10", "chance", "cluster_purity", "intruder_labels"}
+    assert "all rows have the same label" in got.left_out["purity_at_10"]
+    assert got.left_out.keys() == {"purity_at_10", "chance", "cluster_purity", "intruder_labels"}
     assert "intruder_embeddings" in got.figures
 
 
@@ -256,3 +256,45 @@ def test_wrong_input_is_an_error_and_not_a_reason(unchecked):
         metrics.stability(z, random_codes(n=10))
     with pytest.raises(NotMeasurableError, match="no dimension fires"):
         metrics.stability(z, torch.zeros(40, 2))
+
+
+def test_features_are_measured_by_all_they_bring():
+    z, y = torch.eye(4).repeat(15, 1), torch.arange(4).repeat(15)
+    y[:8] = -1
+    items = [f"a {word}" for word in ("dog", "ship", "frog", "car")] * 15
+    got = metrics.readable_features(Features(z, y, items, {"classes": list("abcd")}), embeddings=z)
+    assert got.left_out == {}
+    assert got.figures["class_consistency"] == got.figures["purity_at_10"] == 1
+    assert got.figures["intruder_embeddings"] == 1
+    assert (got.figures["named"], got.figures["names_once"], got.figures["name_fit"]) == (1, 1, 1)
+    names = ["dog", "dog", "cat", "car"]
+    fit = metrics.readable_features(Features(z, items=items), names=names).figures
+    assert (fit["names_once"], fit["name_fit"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (Features(torch.eye(2).repeat(10, 1)), "items without words and classes"),
+        (Features(torch.eye(2)[:1], items=["dog"]), "one item cannot be halved"),
+        (Features(torch.zeros(20, 2), items=["dog"] * 20), "no dimension"),
+        (Features(torch.eye(2).repeat(2, 1), items=["dog"] * 4), "no dimension fires for at least"),
+    ],
+    ids=["nothing to read", "one item", "dead", "few items"],
+)
+def test_features_without_a_measure_of_names_say_why(features, reason):
+    got = metrics.readable_features(features)
+    assert reason in got.left_out["name_fit"]
+    assert got.left_out["purity_at_10"] == "the rows have no labels"
+    assert "name_fit" not in got.figures
+
+
+@pytest.mark.parametrize("y", [torch.rand(20), torch.zeros(20, 3, dtype=torch.long)])
+def test_labels_that_are_no_classes_judge_nothing(y):
+    got = metrics.readable_features(Features(torch.eye(2).repeat(10, 1), y))
+    assert got.left_out["purity_at_10"] == "the rows have no labels"
+    assert "class_consistency" not in got.figures
+    one = metrics.readable_features(Features(torch.eye(2).repeat(10, 1), torch.zeros(20).long()))
+    assert "all rows have the same label" in one.left_out["purity_at_10"]
+    unlabelled = Features(torch.eye(2).repeat(10, 1), torch.full((20,), -1))
+    assert metrics.readable_features(unlabelled).figures["distinct"] == 1

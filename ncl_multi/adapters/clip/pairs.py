@@ -76,6 +76,13 @@ class Pairs:
         shape = (len(self), len(self.captions))
         return csr_array(coo_array(([1.0] * len(rows), (rows, columns)), shape=shape))
 
+    def said(self) -> list[str]:
+        """All captions of each image."""
+        own: list[list[str]] = [[] for _ in range(len(self))]
+        for image, caption in self.links.tolist():
+            own[image].append(self.captions[caption])
+        return [" / ".join(captions) for captions in own]
+
     def draw(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """A random caption of each image, and groups in which nobody is a negative.
 

@@ -19,11 +19,11 @@ from ncl_multi.adapters.clip.inputs import TowerFeatures
 from ncl_multi.adapters.clip.model import NonNegClip
 from ncl_multi.adapters.clip.pairs import Pairs
 from ncl_multi.codes.features import MOST_SHOWN, Features, join, spread, to_csr
-from ncl_multi.codes.names import name_sides
+from ncl_multi.codes.names import name_dimensions
 from ncl_multi.data.pictures import thumbnail
 from ncl_multi.files import link_equal_files
 from ncl_multi.head import SIGNED, top_k
-from ncl_multi.metrics import readability, retrieval
+from ncl_multi.metrics import readability, readable_features, retrieval
 from ncl_multi.metrics.codes import Codes
 from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
 from ncl_multi.report import table, write_json
@@ -31,7 +31,10 @@ from ncl_multi.report import table, write_json
 SHOWN = (
     "t2i_r_at_1", "t2i_r_at_10", "t2i_median_rank", "i2t_r_at_1", "i2t_r_at_10", "i2t_median_rank",
     "zero_shot_percent", "image_active_percent", "text_active_percent", "alive",
-    "class_consistency",
+)  # fmt: skip
+SHOWN_READABLE = (
+    "purity_at_10", "chance", "cluster_purity", "class_consistency", "intruder_labels", "distinct",
+    "readable_dims", "named", "names_once", "name_fit", "name_chance",
 )  # fmt: skip
 TEMPLATES = ("{}", "an emoji of {}", "a picture of {}")
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -126,35 +129,47 @@ def image_share(z_image: QueryCodes, z_text: ItemCodes) -> Float[np.ndarray, " d
 
 
 def judge(
-    heads: ClipHeads, features: TowerFeatures, encode_text: Callable[[Sequence[str]], Tensor]
+    heads: ClipHeads,
+    features: TowerFeatures,
+    encode_text: Callable[[Sequence[str]], Tensor],
+    names: Sequence[str],
 ) -> tuple[dict[str, float], tuple[csr_array, csr_array]]:
-    """Every figure of one split, and the codes of images and captions it was taken from."""
+    """Every figure of one split, and the codes of images and captions it was taken from.
+
+    What is said of readable dimensions is of the images and of these names of dimensions.
+    """
     pairs = features.pairs
     z_image, z_text = codes(heads, features)
     relevant = pairs.relevant()
     row = both_ways(z_image, z_text, relevant)
-    for side, z, y in (("image", z_image, pairs.y), ("text", z_text, None)):
-        read = readability(z, y)
+    for side, z in (("image", z_image), ("text", z_text)):
+        read = readability(z)
         row[f"{side}_active_percent"] = 100 * (1 - read["sparsity"])
         row |= {f"{side}_{m}": read[m] for m in ("alive", "active_dims")}
-        if y is not None:
-            row["class_consistency"] = read["class_consistency"]
     share = image_share(z_image, z_text)
     row["alive"] = float(np.isfinite(share).mean())
     lives = share[np.isfinite(share)]
     row["dims_of_both_sides"] = float(((lives > 0.1) & (lives < 0.9)).mean())
     if pairs.y is not None and pairs.classes is not None:
         row["zero_shot_percent"] = zero_shot_accuracy(z_image, pairs.y, pairs.classes, encode_text)
-    return row, (z_image, z_text)
+    images = Features(z_image, pairs.y, pairs.said(), {"classes": pairs.classes})
+    return row | readable_features(images, names=names).figures, (z_image, z_text)
+
+
+def names_by_captions(z_text: csr_array, pairs: Pairs) -> list[str]:
+    """A name of each dimension from captions, and from the classes of the images they are of."""
+    if pairs.y is None:
+        return name_dimensions(Features(z_text, items=pairs.captions))
+    image, caption = pairs.links.T
+    y = torch.full((len(pairs.captions),), -1)
+    y[caption] = pairs.y[image]
+    return name_dimensions(Features(z_text, y, pairs.captions, {"classes": pairs.classes}))
 
 
 def describe_dimensions(
-    z_image: csr_array, z_text: csr_array, pairs: Pairs, top: int = 5
+    z_image: csr_array, z_text: csr_array, pairs: Pairs, names: Sequence[str], top: int = 5
 ) -> list[dict[str, Any]]:
-    """Each dimension's words, strongest captions, strongest images, and whose it is."""
-    about = {"classes": pairs.classes}
-    text = Features(z_text, items=pairs.captions, about={"side": "text"})
-    words = name_sides([text, Features(z_image, pairs.y, pairs.image_names, about)])
+    """Each dimension's name, strongest captions, strongest images, and whose it is."""
     share = image_share(z_image, z_text)
     captions, images = (_strongest(z, top) for z in (z_text, z_image))
     return [
@@ -165,7 +180,7 @@ def describe_dimensions(
             "images": [pairs.image_names[row] for row in shown],
             "image_share": None if np.isnan(share[dim]) else round(float(share[dim]), 4),
         }
-        for dim, (name, said, shown) in enumerate(zip(words, captions, images, strict=True))
+        for dim, (name, said, shown) in enumerate(zip(names, captions, images, strict=True))
     ]
 
 
@@ -197,11 +212,13 @@ def write_report(
     link_equal_files(config.out)
     write_json(config.out / "metrics.json", figures)
     for split in figures[next(iter(models))]:
-        rows = {
-            name: {m: own[split][m] for m in SHOWN if m in own[split]}
-            for name, own in figures.items()
-        }
-        table(f"{splits[split].name}, {split}", rows)
+        for title, shown in (("", SHOWN), (", readable dimensions", SHOWN_READABLE)):
+            rows = {
+                name: {m: own[split][m] for m in shown if m in own[split]}
+                for name, own in figures.items()
+                if not set(shown).isdisjoint(own[split])
+            }
+            table(f"{splits[split].name}, {split}{title}", rows)
     return figures
 
 
@@ -222,19 +239,20 @@ def _report(
         return torch.as_tensor(model.encode(texts, dense=True))
 
     figures: Figures = {"": {}}
-    about = {"model": model.towers.name, "seed": seed}
+    about: dict[str, Any] = {"model": model.towers.name, "seed": seed}
     about["activation"] = model.heads.image.activation
     ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
     # Wide codes take minutes.
     with tqdm(total=1 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
         train_codes = codes(model.heads, named_by)
-        dimensions = describe_dimensions(*train_codes, named_by.pairs)
-        write_json(out / "dimensions.json", dimensions)
-        about["names"] = [dimension["name"] for dimension in dimensions]
+        names = names_by_captions(train_codes[1], named_by.pairs)
+        about["names"] = names
+        described = describe_dimensions(*train_codes, named_by.pairs, names)
+        write_json(out / "dimensions.json", described)
         short = None if keep is None else model.shorten(keep, list(train_codes))
         bar.update()
         for split, features in judged.items():
-            row, (z_image, z_text) = judge(model.heads, features, encode_text)
+            row, (z_image, z_text) = judge(model.heads, features, encode_text, names)
             bar.update()
             relevant = features.pairs.relevant()
             if model.heads.image.activation not in SIGNED:
@@ -276,11 +294,11 @@ def _to_features(
     """One Features of each side, with what a person can look at; of at most so many rows."""
     about = {**about, "data": pairs.name, "split": pairs.split, "output": "head"}
     about |= {"normalised": True, "classes": pairs.classes}
-    rows = spread(len(pairs), most or len(pairs))
+    rows, said = spread(len(pairs), most or len(pairs)), pairs.said()
     image = Features(
         z_image[rows],
         y=None if pairs.y is None else pairs.y[rows],
-        items=[pairs.image_names[row] for row in rows],
+        items=[said[row] for row in rows],
         about=about | {"side": "image"},
         thumbnails=[thumbnail(pairs.open(row), "JPEG", 96) for row in rows],
     )

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.codes.features import Features
-from ncl_multi.metrics import readability
+from ncl_multi.metrics import readability, readable_features
 from ncl_multi.metrics.nodes import (
     agreement,
     k_means,
@@ -25,6 +25,12 @@ SHOWN = (
     "sparsity",
     "alive",
     "class_consistency",
+    "purity_at_10",
+    "cluster_purity",
+    "intruder_labels",
+    "distinct",
+    "names_once",
+    "name_fit",
     "nmi",
     "ari",
 )
@@ -56,6 +62,7 @@ def write_report(
             features = Features(codes, data.y, list(items), about | {"output": output})
             features.save(folder / "features" / f"all_{output}.safetensors")
         row = measure(data, h, z, signed=model.head.activation == "none", seed=seed)
+        row |= readable_features(features).figures
         figures[name] = {"all": row}
         model.figures = {measure: round(value, 4) for measure, value in row.items()}
         model.save_pretrained(folder / "model")

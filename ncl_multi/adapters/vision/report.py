@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from ncl_multi.adapters.vision.model import NonNegVision
 from ncl_multi.adapters.vision.views import Views
 from ncl_multi.codes.features import MOST_SHOWN, Features, join, spread
+from ncl_multi.codes.names import name_dimensions
 from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
 from ncl_multi.data.pictures import ImageSet, thumbnails
 from ncl_multi.metrics import (
@@ -20,6 +21,7 @@ from ncl_multi.metrics import (
     knn_accuracy,
     linear_probe,
     readability,
+    readable_features,
 )
 from ncl_multi.report import table, write_json
 
@@ -49,44 +51,44 @@ def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> 
     """Save the features of both splits in `<out>/features`; return figures of the test split.
 
     Pictures of your own are also saved together, as `all`: at most 10,000, at even distances.
-    Neighbours and the probe's training rows come from the train split. Sparsity, consistency and
-    correlation are of the head's codes.
+    Neighbours, the probe's training rows and the names of dimensions come from the train split.
+    Sparsity, readability and correlation are of the head's codes.
     """
-    outputs = {split: both_outputs(model, own) for split, own in (("train", train), ("test", test))}
-    # The named sets are tensors; pictures of a folder or the hub are read when they are needed.
-    of_your_own = not isinstance(test.images, Tensor)
-    shown = {}
+    files = {}
     for split, images in (("train", train), ("test", test)):
-        for output, codes in outputs[split].items():
+        for output, codes in both_outputs(model, images).items():
             about = {
                 "model": model.name, "data": images.name, "activation": model.head.activation,
                 "split": split, "output": output, "normalised": True, "classes": images.classes,
             }  # fmt: skip
-            features = Features(normalize(codes, dim=1), images.y, about=about)
-            if (split, output) == ("test", "head"):
-                features = shown["test"] = _shown(features, images, len(images))
-            elif output == "head" and of_your_own:
-                shown["train"] = _shown(features, images, MOST_SHOWN)
-            features.save(out / "features" / f"{split}_{output}.safetensors")
-    if of_your_own:
-        everything = join(shown)
+            files[split, output] = Features(normalize(codes, dim=1), images.y, about=about)
+    names = name_dimensions(files["train", "head"])
+    shown = files["test", "head"] = _shown(files["test", "head"], test, names, len(test))
+    for (split, output), features in files.items():
+        features.save(out / "features" / f"{split}_{output}.safetensors")
+    # The named sets are tensors; pictures of a folder or the hub are read when they are needed.
+    if not isinstance(test.images, Tensor):
+        rest = _shown(files["train", "head"], train, names, MOST_SHOWN)
+        everything = join({"train": rest, "test": shown})
         everything = everything.take(spread(len(everything), MOST_SHOWN))
         everything.save(out / "features" / "all_head.safetensors")
     row = {}
     for output in ("encoder", "head"):
-        rows = outputs["train"][output], train.y, outputs["test"][output], test.y
-        row[f"knn_{output}"] = knn_accuracy(*rows)
-        row[f"probe_{output}"] = linear_probe(*rows)
-    return row | readability(outputs["test"]["head"], test.y)
+        z_train, z_test = files["train", output].dense(), files["test", output].dense()
+        row[f"knn_{output}"] = knn_accuracy(z_train, train.y, z_test, test.y)
+        row[f"probe_{output}"] = linear_probe(z_train, train.y, z_test, test.y)
+    read = readable_features(files["test", "head"], names=names).figures
+    return row | readability(shown.z, test.y) | read
 
 
-def _shown(features: Features, images: ImageSet, most: int) -> Features:
+def _shown(features: Features, images: ImageSet, names: list[str], most: int) -> Features:
     """Features with what a person can look at, of at most so many rows."""
     rows = spread(len(images), most)
     return replace(
         features.take(rows),
         items=[images.classes[label] for label in images.y[rows].tolist()],
         thumbnails=thumbnails(images, rows),
+        about=features.about | {"names": names},
     )
 
 
