@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FREE = (
     "resume", "device", "compile", "log_every", "checkpoint_every", "track", "steps", "epochs",
 )  # fmt: skip
-_ADVICE = "Choose another folder, or train anew with resume=False (--no-resume)"
+ADVICE = "Choose another folder, or train anew with resume=False (--no-resume)"
 
 
 class RunFolder:
@@ -39,7 +39,7 @@ class RunFolder:
         if self.out is None:
             return
         kept = self.out / "config.json"
-        mine = as_json(cfg) | {"data_fingerprint": fingerprint}
+        mine = as_json(cfg) | {"data_fingerprint": fingerprint, "processes": world_size()}
         self.resumes = cfg.resume and self.checkpoint.exists()
         if self.resumes:
             _check_same_run(kept, mine)
@@ -47,7 +47,7 @@ class RunFolder:
         barrier()
         if main:
             if not self.resumes:
-                self.checkpoint.unlink(missing_ok=True)
+                self._forget()
                 (self.out / "train.jsonl").unlink(missing_ok=True)
             with atomic(kept) as unfinished:
                 unfinished.write_text(json.dumps(mine, indent=2))
@@ -71,6 +71,35 @@ class RunFolder:
             )
         if not found:
             return 0
+        state, step = self._read(parts)
+        if step > steps:
+            raise ValueError(
+                f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more, "
+                f"choose another folder, or train anew with resume=False (--no-resume)"
+            )
+        self._apply(parts, state)
+        self.saved_at = step
+        if self.main and self.out is not None:
+            _shorten_log(self.out / "train.jsonl", step)
+            print(f"resuming {self.out} from step {step}", file=sys.stderr)
+        return step
+
+    def save(self, parts: dict[str, Any], done: int) -> None:
+        broken = self._broken(parts["model"].state_dict())
+        if broken:
+            raise ValueError(
+                f"the weights hold NaN or infinity after step {done - 1} ({broken[0]}): lower the "
+                f"learning rate or clip gradients (clip_grad=1, --clip-grad 1). {self._last()}"
+            )
+        if self.out is not None:
+            try:
+                self._write(parts, done)
+            except (OSError, RuntimeError) as error:
+                raise OSError(f"could not save step {done}: {error}. {self._last()}") from error
+        self.saved_at = done
+
+    def _read(self, parts: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The state in the checkpoint, and its step."""
         try:
             state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
             step = state.get("step") if isinstance(state, dict) else None
@@ -84,40 +113,30 @@ class RunFolder:
                 f"{self.checkpoint} has no step to resume from; got {step!r}. Remove it, or train "
                 f"anew with resume=False (--no-resume)"
             )
-        if step > steps:
-            raise ValueError(
-                f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more, "
-                f"choose another folder, or train anew with resume=False (--no-resume)"
-            )
+        return state, step
+
+    def _apply(self, parts: dict[str, Any], state: dict[str, Any]) -> None:
         for name, part in parts.items():
             try:
                 part.load_state_dict(state[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise ValueError(
-                    f"{self.checkpoint} does not fit this {name}: {error}. {_ADVICE}"
+                    f"{self.checkpoint} does not fit this {name}: {error}. {ADVICE}"
                 ) from error
-        self.saved_at = step
-        if self.main:
-            _shorten_log(self.checkpoint.with_name("train.jsonl"), step)
-            print(f"resuming {self.out} from step {step}", file=sys.stderr)
-        return step
 
-    def save(self, parts: dict[str, Any], done: int) -> None:
-        weights = parts["model"].state_dict()
-        broken = [name for name, value in weights.items() if not value.isfinite().all()]
-        if broken:
-            raise ValueError(
-                f"the weights hold NaN or infinity after step {done - 1} ({broken[0]}): lower the "
-                f"learning rate or clip gradients (clip_grad=1, --clip-grad 1). {self._last()}"
-            )
-        if self.main and self.out is not None:
+    def _broken(self, weights: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of weights that are not finite, the same on all processes."""
+        return [name for name, value in weights.items() if not value.isfinite().all()]
+
+    def _write(self, parts: dict[str, Any], done: int) -> None:
+        if self.main:
             state = {name: part.state_dict() for name, part in parts.items()}
-            try:
-                with atomic(self.checkpoint) as unfinished:
-                    torch.save(state | {"step": done}, unfinished)
-            except (OSError, RuntimeError) as error:
-                raise OSError(f"could not save step {done}: {error}. {self._last()}") from error
-        self.saved_at = done
+            with atomic(self.checkpoint) as unfinished:
+                torch.save(state | {"step": done}, unfinished)
+
+    def _forget(self) -> None:
+        """Remove what is left of an earlier run."""
+        self.checkpoint.unlink(missing_ok=True)
 
     def log(self, row: Mapping[str, float | int], bar: "tqdm") -> None:
         if not self.main:
@@ -155,11 +174,13 @@ class RunFolder:
 
 
 @contextmanager
-def open_run(cfg: TrainConfig, main: bool, fingerprint: str | None) -> Iterator[RunFolder]:
+def open_run(
+    cfg: TrainConfig, main: bool, fingerprint: str | None, kind: type[RunFolder] = RunFolder
+) -> Iterator[RunFolder]:
     """The folder of a run, kept from other runs as long as this one lasts."""
     lock = nullcontext() if cfg.out is None or not main else lock_folder(cfg.out)
     with lock:
-        yield RunFolder(cfg, main, fingerprint)
+        yield kind(cfg, main, fingerprint)
 
 
 @contextmanager
@@ -198,17 +219,25 @@ def _check_same_run(kept: Path, mine: dict[str, Any]) -> None:
         theirs = json.loads(kept.read_text())
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
-            f"{kept.parent} contains a run whose config cannot be read: {error}. {_ADVICE}"
+            f"{kept.parent} contains a run whose config cannot be read: {error}. {ADVICE}"
         ) from error
+    mine, theirs = _with_rows_of_all(mine), _with_rows_of_all(theirs)
     differ = {
         name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
         for name in mine.keys() | theirs.keys()
         if name not in _FREE and theirs.get(name) != mine.get(name)
     }
     if differ.pop("data_fingerprint", None) and not differ:
-        raise ValueError(f"{kept.parent} contains a run on other data. {_ADVICE}")
+        raise ValueError(f"{kept.parent} contains a run on other data. {ADVICE}")
     if differ:
-        raise ValueError(f"{kept.parent} contains another run: {differ}. {_ADVICE}")
+        raise ValueError(f"{kept.parent} contains another run: {differ}. {ADVICE}")
+
+
+def _with_rows_of_all(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the batch of all processes: a run may resume on more or fewer of them."""
+    processes, rows = settings.get("processes", 1), settings.get("batch_size")
+    together = rows * processes if isinstance(rows, int) else rows
+    return {**settings, "processes": None, "batch_size": together}
 
 
 def _shorten_log(path: Path, step: int) -> None:
