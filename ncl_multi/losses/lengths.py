@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ncl_multi.distributed import gather
+from ncl_multi.distributed import agree, gather, world_size
+from ncl_multi.losses.checks import sum_dtype
 
 # The cosine does not see a row's length, so its gradient is one over it. Below this share of a
 # usual length, a row is nearly empty: where its few active entries point is mostly chance.
@@ -33,13 +34,41 @@ def with_lengths(
         usual = everyone.where(everyone > 0, float("nan")).nanmedian()
         bound = (_NEARLY_EMPTY * usual).nan_to_num(1.0).clamp_min(least)
         share = lengths.clamp_min(_TINY) / lengths.maximum(bound)
-    rows = _Damped.apply(rows, share[:, None])
+    rows = damped(rows, share[:, None])
     return [rows, torch.linalg.vector_norm(rows, dim=1).clamp_min(_TINY)]
 
 
-class _Damped(torch.autograd.Function):
-    """The same rows; their gradients times a share."""
+def unit_rows(z: Tensor, *, distributed: bool = False) -> Tensor:
+    """Rows of length 1, in at least float32, with bounded gradients where a row is empty.
 
+    `F.normalize` gives an empty row a gradient of 1e12. With `distributed=True` all processes call
+    this together, each with its own rows, and what is nearly empty is told from all rows.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    split = distributed and world_size() > 1
+    counts = agree(None, len(z), z.device) if split else None
+    with torch.autocast(z.device.type, enabled=False):
+        rows, lengths = with_lengths(z, sum_dtype(z), counts)
+        return rows / lengths[:, None]
+
+
+def cosines(za: Tensor, zb: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+    """The cosine of each row of one view and the same row of the other, 0 for an empty row."""
+    with torch.autocast(za.device.type, enabled=False):
+        dtype = sum_dtype(za, zb)
+        (za, lengths_a), (zb, lengths_b) = (with_lengths(z, dtype, counts) for z in (za, zb))
+        return (za * zb).sum(dim=1) / (lengths_a * lengths_b)
+
+
+def damped(x: Tensor, share: Tensor) -> Tensor:
+    """The same values; their gradients times a share."""
+    return _Damped.apply(x, share)
+
+
+class _Damped(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, share):
         ctx.save_for_backward(share)

@@ -52,6 +52,8 @@ class TrainConfig:
     """Steps between two lines of `train.jsonl`."""
     checkpoint_every: int = 200
     """Steps between two checkpoints."""
+    shard: bool = False
+    """Split weights and optimizer state over processes (FSDP2), for models too large for one."""
     track: Literal["none", "tensorboard", "wandb"] = "none"
     """Also send the log to TensorBoard or Weights & Biases."""
 
@@ -71,6 +73,11 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if self.precision == "fp16" and self.device == "cpu":
             raise ValueError("precision fp16 needs a GPU; use fp32 or bf16 on a CPU")
+        if self.shard and (self.ema or self.compile or self.precision == "fp16"):
+            raise ValueError(
+                "shard does not go with ema, compile or precision fp16; leave them out, or train "
+                "with shard=False (--no-shard)"
+            )
 
     @property
     def rows_seen(self) -> int | None:

@@ -24,6 +24,7 @@ from ncl_multi.training.batches import Batches, step_seed
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.health import Health
 from ncl_multi.training.run_folder import RunFolder, as_json, open_run
+from ncl_multi.training.sharded import ShardedRunFolder, copy_whole_weights, shard
 
 try:
     from accelerate import Accelerator
@@ -79,6 +80,11 @@ def fit(
     with other settings is refused. Without, nothing is written and no signal is caught. The global
     random state is left as it was.
 
+    With `cfg.shard` a copy of the objective is trained, its weights and optimizer state split over
+    the processes, and the whole weights come back into the objective, which stays on its device.
+    Checkpoints are folders, `<out>/checkpoints/<step>`, that any number of processes can resume
+    from, as long as they have as many rows per step together.
+
     Args:
         objective: What is trained.
         loader: Its batches.
@@ -109,23 +115,28 @@ def _fit(
     )
     batches = Batches(loader, cfg.seed, accelerator.process_index, accelerator.num_processes)
     steps = cfg.steps if cfg.steps is not None else cfg.epochs * len(batches)
-    weights = [p for p in objective.parameters() if p.requires_grad]
-    objective.to(accelerator.device).train()
+    device = accelerator.device
+    trained = (shard(objective, device) if cfg.shard else objective.to(device)).train()
+    weights = [p for p in trained.parameters() if p.requires_grad]
     ema = cfg.ema and AveragedModel(
         objective, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema), use_buffers=False
     )
-    parts = {"model": objective, "optimizer": optimizer(weights)} | ({"ema": ema} if ema else {})
-    with open_run(cfg, accelerator.is_main_process, fingerprint or batches.fingerprint()) as run:
-        start = run.restore(parts, accelerator.device, steps)
+    parts = {"model": trained, "optimizer": optimizer(weights)} | ({"ema": ema} if ema else {})
+    kind = ShardedRunFolder if cfg.shard else RunFolder
+    data = fingerprint or batches.fingerprint()
+    with open_run(cfg, accelerator.is_main_process, data, kind) as run:
+        start = run.restore(parts, device, steps)
         if cfg.compile:
             getattr(objective, "model", objective).compile()
         if cfg.track != "none":
             accelerator.init_trackers("ncl_multi", config=as_json(cfg))
-        with shared_batch_norm(objective):
+        with shared_batch_norm(trained):
             _train(accelerator, parts, batches, cfg, run, range(start, steps))
         if cfg.track != "none":
             accelerator.end_training()
         accelerator.wait_for_everyone()
+    if cfg.shard:
+        copy_whole_weights(trained, objective)
     if ema:
         with torch.no_grad():
             for weight, mean in zip(objective.parameters(), ema.module.parameters(), strict=True):
@@ -145,7 +156,9 @@ def _train(
     objective, ema = parts["model"], parts.get("ema")
     weights = [p for p in objective.parameters() if p.requires_grad]
     annealed: list[Any] = [module for module in objective.modules() if hasattr(module, "anneal")]
-    prepared, opt = accelerator.prepare(objective, parts["optimizer"])
+    opt = accelerator.prepare_optimizer(parts["optimizer"])
+    # Shards meet in the weights' own hooks: DDP would gather them once more.
+    prepared = accelerator.prepare_model(objective, evaluation_mode=cfg.shard)
     health, clock, stops = Health(), time.perf_counter(), False
     bar = tqdm(
         total=steps.stop, initial=min(steps.start, steps.stop), desc=run.name, unit="step",

@@ -22,7 +22,7 @@ from ncl_multi.training.config import TrainConfig
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_ADVICE = (
+ADVICE = (
     "Choose another folder (out=, --out), or replace the run there with resume=False (--no-resume)"
 )
 
@@ -37,7 +37,7 @@ class RunFolder:
         if self.out is None:
             return
         kept = self.out / "config.json"
-        mine = as_json(cfg) | {"data_fingerprint": fingerprint}
+        mine = as_json(cfg) | {"data_fingerprint": fingerprint, "processes": world_size()}
         self.resumes = cfg.resume and self.checkpoint.exists()
         if self.resumes:
             _check_same_run(kept, mine, cfg.free)
@@ -45,7 +45,7 @@ class RunFolder:
         barrier()
         if main:
             if not self.resumes:
-                self.checkpoint.unlink(missing_ok=True)
+                self._forget()
                 (self.out / "train.jsonl").unlink(missing_ok=True)
             with atomic(kept) as unfinished:
                 unfinished.write_text(json.dumps(mine, indent=2))
@@ -69,49 +69,68 @@ class RunFolder:
             )
         if not found:
             return 0
-        try:
-            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            step = state.get("step") if isinstance(state, dict) else None
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{self.checkpoint} cannot be read: {error}. {_ADVICE}") from error
-        if not isinstance(step, int) or step < 0:
-            raise ValueError(
-                f"{self.checkpoint} has no step to resume from; got {step!r}. {_ADVICE}"
-            )
+        state, step = self._read(parts)
         if step > steps:
             raise ValueError(
                 f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more. "
-                f"{_ADVICE}"
+                f"{ADVICE}"
             )
-        for name, part in parts.items():
-            try:
-                part.load_state_dict(state[name])
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise ValueError(
-                    f"{self.checkpoint} does not fit this {name}: {error}. {_ADVICE}"
-                ) from error
+        self._apply(parts, state)
         self.saved_at = step
-        if self.main:
-            _shorten_log(self.checkpoint.with_name("train.jsonl"), step)
+        if self.main and self.out is not None:
+            _shorten_log(self.out / "train.jsonl", step)
             print(f"resuming {self.out} from step {step}", file=sys.stderr)
         return step
 
     def save(self, parts: dict[str, Any], done: int) -> None:
-        weights = parts["model"].state_dict()
-        broken = [name for name, value in weights.items() if not value.isfinite().all()]
+        broken = self._broken(parts["model"].state_dict())
         if broken:
             raise ValueError(
                 f"the weights hold NaN or infinity after step {done - 1} ({broken[0]}): lower the "
                 f"learning rate or clip gradients (clip_grad=1, --clip-grad 1). {self._last()}"
             )
-        if self.main and self.out is not None:
-            state = {name: part.state_dict() for name, part in parts.items()}
+        if self.out is not None:
             try:
-                with atomic(self.checkpoint) as unfinished:
-                    torch.save(state | {"step": done}, unfinished)
+                self._write(parts, done)
             except (OSError, RuntimeError) as error:
                 raise OSError(f"could not save step {done}: {error}. {self._last()}") from error
         self.saved_at = done
+
+    def _read(self, parts: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The state in the checkpoint, and its step."""
+        try:
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            step = state.get("step") if isinstance(state, dict) else None
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{self.checkpoint} cannot be read: {error}. {ADVICE}") from error
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(
+                f"{self.checkpoint} has no step to resume from; got {step!r}. {ADVICE}"
+            )
+        return state, step
+
+    def _apply(self, parts: dict[str, Any], state: dict[str, Any]) -> None:
+        for name, part in parts.items():
+            try:
+                part.load_state_dict(state[name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise ValueError(
+                    f"{self.checkpoint} does not fit this {name}: {error}. {ADVICE}"
+                ) from error
+
+    def _broken(self, weights: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of weights that are not finite, the same on all processes."""
+        return [name for name, value in weights.items() if not value.isfinite().all()]
+
+    def _write(self, parts: dict[str, Any], done: int) -> None:
+        if self.main:
+            state = {name: part.state_dict() for name, part in parts.items()}
+            with atomic(self.checkpoint) as unfinished:
+                torch.save(state | {"step": done}, unfinished)
+
+    def _forget(self) -> None:
+        """Remove what is left of an earlier run."""
+        self.checkpoint.unlink(missing_ok=True)
 
     def log(self, row: Mapping[str, float | int], bar: "tqdm") -> None:
         if not self.main:
@@ -149,11 +168,13 @@ class RunFolder:
 
 
 @contextmanager
-def open_run(cfg: TrainConfig, main: bool, fingerprint: str | None) -> Iterator[RunFolder]:
+def open_run(
+    cfg: TrainConfig, main: bool, fingerprint: str | None, kind: type[RunFolder] = RunFolder
+) -> Iterator[RunFolder]:
     """The folder of a run, kept from other runs as long as this one lasts."""
     lock = nullcontext() if cfg.out is None or not main else lock_folder(cfg.out)
     with lock:
-        yield RunFolder(cfg, main, fingerprint)
+        yield kind(cfg, main, fingerprint)
 
 
 @contextmanager
@@ -192,13 +213,14 @@ def _check_same_run(kept: Path, mine: dict[str, Any], free: tuple[str, ...]) -> 
         theirs = json.loads(kept.read_text())
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
-            f"{kept.parent} contains a run whose config cannot be read: {error}. {_ADVICE}"
+            f"{kept.parent} contains a run whose config cannot be read: {error}. {ADVICE}"
         ) from error
     if not isinstance(theirs, dict) or "data_fingerprint" not in theirs:
         raise ValueError(
             f"{kept.parent} contains a run of version 0.1, which cannot be resumed; "
-            f"ncl.load reads its model. {_ADVICE}"
+            f"ncl.load reads its model. {ADVICE}"
         )
+    mine, theirs = _with_rows_of_all(mine), _with_rows_of_all(theirs)
     differ = {
         name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
         for name in mine.keys() | theirs.keys()
@@ -210,7 +232,14 @@ def _check_same_run(kept: Path, mine: dict[str, Any], free: tuple[str, ...]) -> 
         settings = f": {differ}" if differ else ""
         if other_data and theirs.get("steps") != mine["steps"]:
             settings += " (a run with few steps may read only as many rows as it needs)"
-        raise ValueError(f"{kept.parent} contains {run}{settings}. {_ADVICE}")
+        raise ValueError(f"{kept.parent} contains {run}{settings}. {ADVICE}")
+
+
+def _with_rows_of_all(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the batch of all processes: a run may resume on more or fewer of them."""
+    processes, rows = settings.get("processes", 1), settings.get("batch_size")
+    together = rows * processes if isinstance(rows, int) else rows
+    return {**settings, "processes": None, "batch_size": together}
 
 
 def _shorten_log(path: Path, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Lightning: the same, in a LightningModule; `gather` makes negatives of all devices' rows."""
+"""Lightning: the same, in a LightningModule; `distributed` makes negatives of all devices' rows."""
 
 import lightning
 import torch
@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ncl_multi import NonNegHead, gather, info_nce
+from ncl_multi import NonNegHead, info_nce
 
 
 class SimCLR(lightning.LightningModule):
@@ -23,7 +23,7 @@ class SimCLR(lightning.LightningModule):
     def training_step(self, batch):
         (x,) = batch
         za, zb = self(torch.cat([x, x]) + 0.2 * torch.randn(2 * len(x), 64).to(x)).chunk(2)
-        return info_nce(gather(za), gather(zb), within_view=True)
+        return info_nce(za, zb, within_view=True, distributed=True)
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)

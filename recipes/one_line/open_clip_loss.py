@@ -8,7 +8,7 @@ import open_clip
 import torch
 from torch import nn
 
-from ncl_multi import gather, info_nce
+from ncl_multi import info_nce
 
 
 class NonNegClipLoss(nn.Module):
@@ -16,7 +16,7 @@ class NonNegClipLoss(nn.Module):
 
     def forward(self, image_features, text_features, logit_scale, output_dict=False):
         image, text = image_features.relu(), text_features.relu()  # <- the line
-        loss = info_nce(gather(image), gather(text), temperature=1 / logit_scale)
+        loss = info_nce(image, text, temperature=1 / logit_scale, distributed=True)
         return {"contrastive_loss": loss} if output_dict else loss
 
 

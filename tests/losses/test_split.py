@@ -13,7 +13,16 @@ from torch.multiprocessing import get_context
 from torch.nn.parallel import DistributedDataParallel
 
 from ncl_multi.distributed import rank, world_size
-from ncl_multi.losses import InfoNCE, Spectral, imitation, info_nce, spectral
+from ncl_multi.losses import (
+    InfoNCE,
+    Spectral,
+    correlation_loss,
+    imitation,
+    info_nce,
+    reconstruction_loss,
+    spectral,
+    unit_rows,
+)
 
 # Rows of each process, by how many there are: uneven, and one with a single row.
 COUNTS = {2: [9, 14], 4: [3, 8, 1, 11]}
@@ -71,6 +80,13 @@ def cases():
         found[f"imitation {most=}"] = lambda za, zb, t, m=most: imitation(
             (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m, distributed=True
         )
+    found["correlation"] = lambda za, zb, t: (
+        t * correlation_loss(za, zb, own(torch.linspace(0, 1, 23)).double(), distributed=True)
+    )
+    found["reconstruction"] = lambda za, zb, t: t * reconstruction_loss(za, zb, distributed=True)
+    found["unit rows"] = lambda za, zb, t: spectral(
+        unit_rows(za, distributed=True) * t, unit_rows(zb, distributed=True), distributed=True
+    )
     # The loss as a part of what is trained, weighted differently by each process.
     found["weighted"] = lambda za, zb, t: (
         info_nce(za, zb, temperature=t, distributed=True) * (2 * (rank() + 1) / (world_size() + 1))
@@ -157,6 +173,21 @@ def bad_input():
         "most",
         lambda: imitation((za, zb), (za, zb), 0.1, most=2 + last, distributed=True),
         "most 2, .*3",
+    )
+    yield (
+        "correlation",
+        lambda: correlation_loss(za, zb, za[: 3 if last else 4, 0], distributed=True),
+        "process . cannot .* similarity .n,.",
+    )
+    yield (
+        "reconstruction",
+        lambda: reconstruction_loss(wide, za, distributed=True),
+        "process . cannot .* rebuilt and h",
+    )
+    yield (
+        "NaN reconstruction",
+        lambda: reconstruction_loss(broken, za, distributed=True),
+        "NaN or infinity",
     )
     yield (
         "teacher",

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ncl_multi.head import Activation, NonNegHead, k_means, top_k
-from ncl_multi.losses import InfoNCE, imitation, info_nce, spectral
+from ncl_multi.losses import InfoNCE, imitation, info_nce, spectral, unit_rows
 
 Scalar = Float[Tensor, ""]
 _SQUARED_LENGTH = 16.0
@@ -153,10 +153,12 @@ class ClipHeads(nn.Module):
         Cut codes have fewer entries to generalise with, so they also learn from the whole ones
         how near each image is to the texts of the others. The spectral part is the weight
         `spectral` times `spectral_of_cosines` of the cut codes, and 0.3 of it of the whole ones.
+
+        Processes that train together each pass their own rows, and get the loss of all of them.
         """
 
         def contrast(za: Tensor, zb: Tensor, share: float = 1.0) -> Tensor:
-            loss = info_nce(za, zb, temperature=temperature, groups=groups)
+            loss = info_nce(za, zb, temperature=temperature, groups=groups, distributed=True)
             if self.spectral == 0:
                 return loss
             weight = share * self.spectral
@@ -175,7 +177,7 @@ class ClipHeads(nn.Module):
                 preserve_rng_state=False,
             )
 
-        loss = of_cut(lambda *cut: imitation(cut, whole, temperature))
+        loss = of_cut(lambda *cut: imitation(cut, whole, temperature, distributed=True))
         return loss + of_cut(contrast) + contrast(*whole, _WHOLE_SHARE)
 
     def _serve(self, z: Tensor) -> Tensor:
@@ -197,8 +199,8 @@ def spectral_of_cosines(
         >>> spectral_of_cosines(torch.eye(3), 7 * torch.eye(3), 10.0)
         tensor(-2.)
     """
-    za, zb = (F.normalize(z, dim=1) * squared_length**0.5 for z in (za, zb))
-    return spectral(za, zb) / squared_length
+    za, zb = (unit_rows(z, distributed=True) * squared_length**0.5 for z in (za, zb))
+    return spectral(za, zb, distributed=True) / squared_length
 
 
 def _unit(h: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from ncl_multi.adapters.clip.heads import ClipHeads, Scalar
 from ncl_multi.adapters.clip.inputs import PixelPairs, TowerFeatures
-from ncl_multi.distributed import gather
 from ncl_multi.losses import info_nce
 
 
@@ -30,14 +29,15 @@ class ClipObjective(nn.Module):
         image, text, groups = self.inputs.draw(batch)
         z_image, z_text, temperature = self.model(image, text)
         heads = self.model if isinstance(self.model, ClipHeads) else self.model.heads
-        return heads.loss(gather(z_image), gather(z_text), temperature, gather(groups)), z_image
+        return heads.loss(z_image, z_text, temperature, groups), z_image
 
 
 class NonNegClipLoss(nn.Module):
     """NCL's loss in open_clip's contract, for open_clip's own trainer.
 
     It rectifies what it is given, so a stock open_clip model trained with it has the codes
-    `relu(image_features)`; codes of a `NonNegClip` pass unchanged. Gathers with exact gradients.
+    `relu(image_features)`; codes of a `NonNegClip` pass unchanged. Processes split it,
+    with exact gradients.
     """
 
     def forward(
@@ -49,6 +49,6 @@ class NonNegClipLoss(nn.Module):
         output_dict: bool = False,
     ) -> Scalar | dict[str, Scalar]:
         """A `logit_bias` adds the same to every logit, so it changes nothing here."""
-        za, zb = (gather(z.relu()) for z in (image_features, text_features))
-        loss = info_nce(za, zb, temperature=1 / logit_scale)
+        za, zb = (z.relu() for z in (image_features, text_features))
+        loss = info_nce(za, zb, temperature=1 / logit_scale, distributed=True)
         return {"contrastive_loss": loss} if output_dict else loss

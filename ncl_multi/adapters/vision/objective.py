@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from ncl_multi.adapters.vision.config import Loss
 from ncl_multi.adapters.vision.views import Views
-from ncl_multi.distributed import gather
-from ncl_multi.losses import info_nce, spectral
+from ncl_multi.losses import info_nce, spectral, unit_rows
 
 
 class SimCLR(nn.Module):
@@ -32,11 +30,13 @@ class SimCLR(nn.Module):
         """The loss of images, or of a pair of images and labels, and the codes of both views."""
         images = batch if isinstance(batch, Tensor) else batch[0]
         z = self.model(self.views(torch.cat([images, images])))
-        za, zb = (gather(view) for view in z.chunk(2))
+        za, zb = z.chunk(2)
         if self.loss == "spectral":
             length = (2 / self.temperature) ** 0.5
-            return spectral(length * normalize(za, dim=1), length * normalize(zb, dim=1)), z
-        return info_nce(za, zb, temperature=self.temperature, within_view=True), z
+            za, zb = (length * unit_rows(view, distributed=True) for view in (za, zb))
+            return spectral(za, zb, distributed=True), z
+        loss = info_nce(za, zb, temperature=self.temperature, within_view=True, distributed=True)
+        return loss, z
 
 
 class Supervised(nn.Module):
