@@ -1,5 +1,6 @@
 """The contract of every model: fit, encode, embed, features, shorten, save and load."""
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -305,6 +306,15 @@ def load(source: str | Path, **options: Any) -> Any:
     that comes with it.
     """
     return _load(source, SparseModel, options)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the weights: the same for the same features, whatever the model is called."""
+    found = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        found.update(name.encode())
+        found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) -> Model:

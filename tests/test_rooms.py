@@ -21,7 +21,7 @@ FLOORS = [
     ["data"],
     ["model", "coder"],
     ["adapters"],
-    ["atlas"],
+    ["atlas", "bulk"],
     ["app"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
