@@ -19,7 +19,7 @@ FLOORS = [
     ["codes"],
     ["metrics"],
     ["data"],
-    ["model", "coder"],
+    ["model", "coder", "pretrained_heads"],
     ["adapters"],
     ["atlas", "bulk"],
     ["app"],

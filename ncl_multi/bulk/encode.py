@@ -21,6 +21,7 @@ from ncl_multi.bulk.inputs import Input, Part, Refused, Row, open_input
 from ncl_multi.bulk.shards import Codes, claim, count, shard, write_shard
 from ncl_multi.files import lock_folder
 from ncl_multi.model import SparseModel, fingerprint, load
+from ncl_multi.pretrained_heads import pretrained, pretrained_names
 
 # At most so much is held at a time, besides the codes of one shard.
 _CHUNK = {"text": (4096, 2**24), "pictures": (64, 2**26)}
@@ -47,7 +48,7 @@ def encode_files(
     is that of one model, one input and one set of options; a run with others is refused.
 
     Args:
-        model: A run folder, its `model/` folder, or a name on the hub.
+        model: A run folder, its `model/` folder, a name of `ncl.pretrained` or on the hub.
         input: A parquet, jsonl, txt, csv or tsv file; a folder of such files; a folder of pictures.
             Parquet, jsonl and txt files are read a piece at a time, csv and tsv files whole.
         output: Folder for the shards; see `ncl_multi.bulk.shards` for their columns.
@@ -86,9 +87,8 @@ def encode_files(
         there = inputs.rows - sum(part.rows for part in missing)
         settings = {"k": k, "batch_size": batch_size, "model": identity}
         worker = _Worker(encoder, inputs, folder.resolve(), settings)
-        if engine == "local":
-            run = map(worker.make, missing)
-        else:
+        run: Iterator[Part] = map(worker.make, missing)
+        if engine == "ray":
             run = _on_ray(source, device, worker, missing, workers)
         with tqdm(total=inputs.rows, initial=there, unit="row", disable=not progress) as bar:
             try:
@@ -158,8 +158,8 @@ def _on_ray(
         return
     started = not ray.is_initialized()
     if started:
-        own = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers}
-        ray.init(log_to_driver=False, include_dashboard=False, **own)
+        cpus = None if os.environ.get("RAY_ADDRESS") else workers
+        ray.init(log_to_driver=False, include_dashboard=False, num_cpus=cpus)
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False
         given = {"source": source, "device": device, "worker": replace(worker, model=None)}
@@ -213,7 +213,8 @@ def _encoded(
 
 def _on_device(source: str, device: str | None) -> Any:
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return load(source).to(device or best or "cpu")
+    model = pretrained(source) if source in pretrained_names() else load(source)
+    return model.to(device or best or "cpu")
 
 
 def _check_reads(model: Any, inputs: Input) -> None:
@@ -222,7 +223,7 @@ def _check_reads(model: Any, inputs: Input) -> None:
         raise ValueError(
             "a graph is encoded whole, its nodes need each other: use ncl.load(...).encode(data)"
         )
-    tower = model.encoder.tower if model.kind == "sentence" else None
+    tower = getattr(model.encoder, "tower", None) if model.kind == "sentence" else None
     reads = {"sentence": {"text" if tower == "text" else "pictures"}, "clip": {"text", "pictures"}}
     for source in inputs.sources:
         if source.holds not in reads.get(model.kind, {"pictures"}):
