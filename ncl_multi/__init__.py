@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ncl_multi.codes.search import SparseIndex
     from ncl_multi.codes.shorten import shorten
     from ncl_multi.model import SparseModel, load
+    from ncl_multi.pretrained_heads import pretrained
     from ncl_multi.training.fit import StepObjective, fit
 
 __version__ = "0.2.0.dev0"
@@ -45,6 +46,7 @@ _LATER = {
     "fit": "training.fit",
     "load": "model",
     "name_dimensions": "codes.names",
+    "pretrained": "pretrained_heads",
     "shorten": "codes.shorten",
     "steer": "codes.explain",
     "why": "codes.explain",
@@ -77,6 +79,7 @@ __all__ = [
     "load",
     "name_dimensions",
     "nonneg_cross_entropy",
+    "pretrained",
     "shorten",
     "spectral",
     "steer",

@@ -1,5 +1,6 @@
 """The contract of every model: fit, encode, embed, features, shorten, save and load."""
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -192,7 +193,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
             (unfinished / "config.json").write_text(text)
             # To push, the mixin saves to `<somewhere>/<user>/<name>`, with this argument.
             name = "/".join(folder.parts[-2:]) if "model_card_kwargs" in hub else str(folder)
-            (unfinished / "README.md").write_text(self._card(name))
+            (unfinished / "README.md").write_text(self.card(f'ncl.load("{name}")'))
         if not push_to_hub:
             return None
         return self.push_to_hub(hub.pop("repo_id", folder.name), **hub)
@@ -215,6 +216,19 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         """A model as `options` and the folder's parts describe it, with any weights."""
         check_fits(lambda: cls(**options), folder / "model.safetensors")
         return cls(**options)
+
+    @classmethod
+    def on_base(cls: type[Model], base: str, options: dict[str, Any]) -> Model:
+        """A model as `options` describe it, with a fresh head on the encoder of this name."""
+        raise ValueError(f"a {cls.__name__} is trained whole: save it with save_pretrained")
+
+    def base_part(self) -> nn.Module:
+        """The encoder, which a head may be stored without."""
+        raise ValueError(f"a {type(self).__name__} is trained whole: save it with save_pretrained")
+
+    def head_part(self) -> nn.Module:
+        """All that is trained where the encoder is frozen."""
+        raise ValueError(f"a {type(self).__name__} is trained whole: save it with save_pretrained")
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
         """Train; return what it was trained on, in a few JSON values."""
@@ -282,7 +296,9 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
                 stacklevel=3,
             )
 
-    def _card(self, name: str) -> str:
+    def card(self, call: str, figures: dict[str, Any] | None = None) -> str:
+        """The model card; `call` is how a reader gets the model."""
+        figures = self.figures if figures is None else figures
         about = {
             "encoder": self._encoder_name(), "dimensions": self.dims,
             "head": self._heads()[0].extra_repr(),
@@ -290,11 +306,11 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         return _CARD.format(
             metadata=self._hub_mixin_info.model_card_data.to_yaml(),
             kind=self.kind,
-            name=name,
+            call=call,
             example=self.example,
             about=_table(about, "part"),
             trained_on=_table(self.trained_on, "data") if self.trained_on else "Not trained yet.",
-            figures=_table(self.figures, "measure") if self.figures else "Not measured.",
+            figures=_table(figures, "measure") if figures else "Not measured.",
         )
 
 
@@ -307,17 +323,33 @@ def load(source: str | Path, **options: Any) -> Any:
     return _load(source, SparseModel, options)
 
 
+def model_class(kind: str) -> Any:
+    """The class of models of a kind."""
+    if kind not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {kind!r}")
+    module, _, name = _KINDS[kind].partition(":")
+    return getattr(import_module(module), name)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the weights: the same for the same features, whatever the model is called."""
+    found = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        found.update(name.encode())
+        found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
 def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) -> Model:
     folder = _folder(source, options)
     with _one_error(source):
         config = _read_config(folder)
-        module, _, name = _KINDS[config["kind"]].partition(":")
-    cls = getattr(import_module(module), name)
+    cls = model_class(config["kind"])
     if unknown := options.keys() - set(cls.load_options):
-        raise TypeError(f"{name} is loaded without the option {', '.join(sorted(unknown))}")
+        raise TypeError(f"{cls.__name__} is loaded without the option {', '.join(sorted(unknown))}")
     with _one_error(source):
         if not issubclass(cls, expected):
-            raise ValueError(f"it contains a {name}, not a {expected.__name__}")
+            raise ValueError(f"it contains a {cls.__name__}, not a {expected.__name__}")
         model = cls._build(config["options"], folder, **options)
         model._load_parts(folder)
     model.trained_on = config["trained_on"]
@@ -350,8 +382,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if config.get("format") != FORMAT:
         return _of_version_1(folder, config)
     check_keys(config, _KEYS, (), folder / "config.json")
-    if config["kind"] not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
+    model_class(config["kind"])
     if not isinstance(config["options"], dict) or not isinstance(config["figures"], dict):
         raise ValueError("options and figures in its config must be objects")
     return config
@@ -429,7 +460,7 @@ entry is below zero, most are exactly zero, and a dimension fires for one kind o
 ```python
 import ncl_multi as ncl
 
-model = ncl.load("{name}")
+model = {call}
 codes = {example}
 ```
 

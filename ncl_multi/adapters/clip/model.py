@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_model, save_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
@@ -107,6 +107,19 @@ class NonNegClip(
         towers = Towers.load(folder / "towers")
         check_fits(lambda: cls(towers, **options).heads, heads)
         return cls(towers, **options)
+
+    @classmethod
+    def on_base(cls, base: str, options: dict[str, Any]) -> "NonNegClip":
+        """Fresh heads on towers by name; see `load_towers`."""
+        return cls(base, **options)
+
+    def base_part(self) -> nn.Module:
+        """The towers."""
+        return self.towers
+
+    def head_part(self) -> nn.Module:
+        """The heads of both sides."""
+        return self.heads
 
     def _save_parts(self, folder: Path) -> None:
         self.towers.save(folder / "towers")

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset
 
-from ncl_multi.adapters.sentence.encoder import fingerprint
 from ncl_multi.data.fetch import cache
 from ncl_multi.files import atomic
+from ncl_multi.model import fingerprint
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """A Hugging Face model as a plain encoder: items in, one vector each out."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -149,15 +148,6 @@ class Encoder(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of the weights: the same for the same features, whatever the model is called."""
-    found = hashlib.sha256()
-    for name, weight in model.state_dict().items():
-        found.update(name.encode())
-        found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
 
 
 def pool(

@@ -18,6 +18,7 @@ from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
+from ncl_multi.data.towers import minilm, wordllama
 from ncl_multi.head import Activation, HeadOptions, NonNegHead
 from ncl_multi.model import SparseModel, check_fits
 
@@ -109,6 +110,25 @@ class NonNegEncoder(
         encoder = Encoder.load_saved(
             folder / "encoder", options["pooling"], options["tower"], trust
         )
+        return cls._with_head(encoder, options)
+
+    @classmethod
+    def on_base(cls, base: str, options: dict[str, Any]) -> "NonNegEncoder":
+        """A fresh head on `minilm`, `wordllama` or an encoder on the hub."""
+        known = {"minilm": minilm, "wordllama": wordllama}
+        source = known[base]() if base in known else base
+        return cls._with_head(Encoder.load(source, options["pooling"], options["tower"]), options)
+
+    def base_part(self) -> nn.Module:
+        """The encoder."""
+        return self.encoder
+
+    def head_part(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    @classmethod
+    def _with_head(cls, encoder: Encoder, options: dict[str, Any]) -> "NonNegEncoder":
         # Version 0.1 called the width of the codes out_dim.
         head = {name: value for name, value in options["head"].items() if name != "in_dim"}
         head["dims"] = head.pop("out_dim", head.get("dims"))

@@ -1,0 +1,155 @@
+"""The output folder of bulk encoding: a manifest, shards of codes, and the rows that were refused.
+
+    manifest.json            model, input and options: what a run must have in common to resume
+    codes-00000.parquet      one line per row: row, id, indices, values
+    rejects-00000.jsonl      rows of that shard without a code: row, where, reason
+
+`row` (int64) counts the rows of the input from 0. `id` (string) is the row's id, or the path of a
+picture; it may be null. `indices` (list of int32) are the active dimensions in ascending order,
+`values` (list of float32) their values; a row has unit length. The schema's metadata has the key
+`ncl_multi`: a JSON object with the format, the width of the codes and the model's fingerprint.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from ncl_multi.bulk.inputs import Refused, arrow
+from ncl_multi.files import atomic, parse_json, read_json
+
+FORMAT = "ncl_multi.bulk/1"
+_KEYS = ("format", "model", "input", "options")
+_MANIFEST = "manifest.json"
+_METADATA = b"ncl_multi"
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The codes of one shard: row i of `z` belongs to row `rows[i]` of the input."""
+
+    rows: np.ndarray
+    ids: list[str | None]
+    z: csr_array
+
+
+def claim(folder: Path, manifest: dict[str, Any]) -> None:
+    """Make the folder that of this run, or refuse it if it is that of another one.
+
+    Call it while the folder is locked. What a killed process left unfinished is removed.
+    """
+    manifest = {"format": FORMAT, **manifest}
+    path = folder / _MANIFEST
+    if not path.exists():
+        others = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
+        if others:
+            raise ValueError(
+                f"{folder} contains {others[0]} and no {_MANIFEST}: choose an empty folder. "
+                f"Nothing was written"
+            )
+        with atomic(path) as unfinished:
+            unfinished.write_text(json.dumps(manifest, indent=2))
+    before = read_json(path, keys=_KEYS)
+    for part in _KEYS:
+        if before[part] != manifest[part]:
+            raise ValueError(
+                f"{folder} belongs to another run: its {part} is {json.dumps(before[part])}, this "
+                f"one's is {json.dumps(manifest[part])}. Nothing was written. Choose another "
+                f"folder, or run with the same {part} to resume"
+            )
+    for left in folder.glob(".*.part"):
+        left.unlink()
+
+
+def shard(folder: Path, number: int) -> Path:
+    """Path of a shard."""
+    return folder / f"codes-{number:05d}.parquet"
+
+
+def rejects(folder: Path, number: int) -> Path:
+    """Path of the rows that a shard has no code for."""
+    return folder / f"rejects-{number:05d}.jsonl"
+
+
+def write_shard(
+    folder: Path, number: int, codes: Codes, refused: Sequence[Refused], model: str
+) -> None:
+    """Write the rows without a code, then the shard: where the shard is, both are whole."""
+    pa, parquet = arrow()
+    if refused:
+        with atomic(rejects(folder, number)) as unfinished:
+            lines = [json.dumps(vars(row)) for row in sorted(refused, key=lambda row: row.row)]
+            unfinished.write_text("\n".join([*lines, ""]))
+    about = {"format": FORMAT, "dims": codes.z.shape[1], "model": model, "rejects": len(refused)}
+    lists = [
+        pa.ListArray.from_arrays(pa.array(codes.z.indptr.astype(np.int32)), pa.array(values))
+        for values in (codes.z.indices.astype(np.int32), codes.z.data.astype(np.float32))
+    ]
+    columns = {
+        "row": pa.array(codes.rows.astype(np.int64)),
+        "id": pa.array(codes.ids, pa.string()),
+        "indices": lists[0],
+        "values": lists[1],
+    }
+    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(about)})
+    with atomic(shard(folder, number)) as unfinished:
+        parquet.write_table(table, unfinished, compression="zstd")
+
+
+def count(folder: Path, number: int) -> tuple[int, int]:
+    """Rows of a shard, and rows that it has no code for."""
+    _, parquet = arrow()
+    path = shard(folder, number)
+    schema = parquet.read_metadata(path)
+    return schema.num_rows, _about(schema.metadata, path)["rejects"]
+
+
+def read_codes(folder: str | Path) -> Iterator[Codes]:
+    """The shards of a finished run, one at a time.
+
+    Example:
+        for codes in read_codes("out"):
+            index.add(codes.rows, codes.z)
+    """
+    pa, parquet = arrow()
+    folder = Path(folder)
+    manifest = read_json(folder / _MANIFEST, keys=_KEYS)
+    paths = [shard(folder, number) for number in range(manifest["input"]["shards"])]
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise ValueError(
+            f"{folder} is unfinished: {missing[0]} is missing, {len(missing)} of {len(paths)} in "
+            f"all. Run ncl-encode again with the same input to resume"
+        )
+    for path in paths:
+        try:
+            table = parquet.read_table(path).combine_chunks()
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{path} is not a whole parquet file: {error}") from error
+        about = _about(table.schema.metadata, path)
+        indices, values = (_flat(table, name) for name in ("indices", "values"))
+        shape = (table.num_rows, about["dims"])
+        z = csr_array((values[1], indices[1], indices[0]), shape=shape)
+        z.check_format(full_check=True)
+        yield Codes(table["row"].to_numpy(), table["id"].to_pylist(), z)
+
+
+def _flat(table: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where the lists of a column start, and their entries one after another."""
+    chunks = table[name].chunks
+    if not chunks:
+        return np.zeros(1, np.int32), np.zeros(0, np.float32 if name == "values" else np.int32)
+    return chunks[0].offsets.to_numpy(), chunks[0].values.to_numpy()
+
+
+def _about(metadata: Any, path: Path) -> dict[str, Any]:
+    about = parse_json((metadata or {}).get(_METADATA, b"null"), path)
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} was not written by ncl-encode; remove it, or choose another folder"
+        )
+    return about
