@@ -324,9 +324,7 @@ def load(source: str | Path, **options: Any) -> Any:
 
 
 def model_class(kind: str) -> Any:
-    """The class of models of a kind."""
-    if kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {kind!r}")
+    """The class of models of a kind that is known."""
     module, _, name = _KINDS[kind].partition(":")
     return getattr(import_module(module), name)
 
@@ -382,7 +380,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if config.get("format") != FORMAT:
         return _of_version_1(folder, config)
     check_keys(config, _KEYS, (), folder / "config.json")
-    model_class(config["kind"])
+    if config["kind"] not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {config['kind']!r}")
     if not isinstance(config["options"], dict) or not isinstance(config["figures"], dict):
         raise ValueError("options and figures in its config must be objects")
     return config

@@ -117,7 +117,7 @@ def test_every_name_of_the_readme_is_public():
 def test_console_scripts_name_functions_that_are_there():
     tomllib = pytest.importorskip("tomllib")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts) == {"ncl-atlas", "ncl-app"}
+    assert set(scripts) == {"ncl-atlas", "ncl-app", "ncl-encode"}
     for target in scripts.values():
         module, _, function = target.partition(":")
         tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())

@@ -24,7 +24,7 @@ from ncl_multi.model import SparseModel, fingerprint, load
 from ncl_multi.pretrained_heads import pretrained, pretrained_names
 
 # At most so much is held at a time, besides the codes of one shard.
-_CHUNK = {"text": (4096, 2**24), "pictures": (64, 2**26)}
+_CHUNK = {"text": (2**14, 2**24), "pictures": (64, 2**26)}
 
 
 def encode_files(
@@ -116,17 +116,18 @@ class _Worker:
 
     def make(self, part: Part) -> Part:
         """Encode the rows of a part and write its shard."""
-        rows: list[Row] = []
+        rows: list[int] = []
+        ids: list[str | None] = []
         refused: list[Refused] = []
-        codes = [csr_array((0, self.model.dims), dtype=np.float32)]
+        parts = [csr_array((0, self.model.dims), dtype=np.float32)]
         for chunk in _chunks(self.inputs, part, refused):
             for some, z in _encoded(self.model, chunk, self.settings, refused):
-                rows += [replace(row, item=None) for row in some]
-                codes.append(z)
-        z = csr_array(vstack(codes, format="csr"))
-        z.sort_indices()
-        numbers = np.array([row.row for row in rows], dtype=np.int64)
-        made = Codes(numbers, [row.id for row in rows], z)
+                rows += [row.row for row in some]
+                ids += [row.id for row in some]
+                parts.append(z)
+        codes = csr_array(vstack(parts, format="csr"))
+        codes.sort_indices()
+        made = Codes(np.array(rows, dtype=np.int64), ids, codes)
         write_shard(self.folder, part.number, made, refused, self.settings["model"])
         return part
 

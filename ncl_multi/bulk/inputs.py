@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ _SAMPLE = 1000
 _IDS = ("id", "_id")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One item to encode: its place in the input, its id and a text or a picture."""
 
     row: int
@@ -37,8 +36,7 @@ class Row:
     item: Any
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """A row that cannot be encoded, and why."""
 
     row: int

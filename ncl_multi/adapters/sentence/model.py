@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,17 @@ class NonNegEncoder(
         encoder = Encoder.load_saved(
             folder / "encoder", options["pooling"], options["tower"], trust
         )
-        return cls._with_head(encoder, options, folder / "head.safetensors")
+        fresh = partial(_fresh_head, options["head"], encoder.width)
+        check_fits(fresh, folder / "head.safetensors")
+        return cls(encoder, fresh())
 
     @classmethod
     def on_base(cls, base: str, options: dict[str, Any]) -> "NonNegEncoder":
         """A fresh head on `minilm`, `wordllama` or an encoder on the hub."""
         known = {"minilm": minilm, "wordllama": wordllama}
         source = known[base]() if base in known else base
-        return cls._with_head(Encoder.load(source, options["pooling"], options["tower"]), options)
+        encoder = Encoder.load(source, options["pooling"], options["tower"])
+        return cls(encoder, _fresh_head(options["head"], encoder.width))
 
     def base_part(self) -> nn.Module:
         """The encoder."""
@@ -126,23 +130,6 @@ class NonNegEncoder(
     def head_part(self) -> nn.Module:
         """The head."""
         return self.head
-
-    @classmethod
-    def _with_head(
-        cls, encoder: Encoder, options: dict[str, Any], weights: Path | None = None
-    ) -> "NonNegEncoder":
-        # Version 0.1 called the width of the codes out_dim.
-        head = {name: value for name, value in options["head"].items() if name != "in_dim"}
-        head["dims"] = head.pop("out_dim", head.get("dims"))
-        if options["head"].get("in_dim", encoder.width) != encoder.width:
-            raise ValueError(
-                f"the head takes {options['head']['in_dim']} features, this encoder gives "
-                f"{encoder.width}: they belong to different models"
-            )
-        made = HeadOptions(**head)
-        if weights is not None:
-            check_fits(lambda: made.build(encoder.width), weights)
-        return cls(encoder, made.build(encoder.width))
 
     def _save_parts(self, folder: Path) -> None:
         self.encoder.save(folder / "encoder")
@@ -211,3 +198,15 @@ class NonNegEncoder(
 
     def _shown(self, items: Iterable[Any]) -> dict[str, Any]:
         return {"items": list(items)} if self.encoder.tower == "text" else {}
+
+
+def _fresh_head(options: dict[str, Any], width: int) -> NonNegHead:
+    # Version 0.1 called the width of the codes out_dim.
+    given = {name: value for name, value in options.items() if name != "in_dim"}
+    given["dims"] = given.pop("out_dim", given.get("dims"))
+    if options.get("in_dim", width) != width:
+        raise ValueError(
+            f"the head takes {options['in_dim']} features, this encoder gives {width}: they "
+            f"belong to different models"
+        )
+    return HeadOptions(**given).build(width)
