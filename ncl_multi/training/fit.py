@@ -113,6 +113,8 @@ def _fit(
         project_dir=cfg.out,
         step_scheduler_with_optimizer=False,
     )
+    if cfg.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU, and there is none; use fp32 or bf16")
     batches = Batches(loader, cfg.seed, accelerator.process_index, accelerator.num_processes)
     steps = cfg.steps if cfg.steps is not None else cfg.epochs * len(batches)
     device = accelerator.device

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pickle
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ncl_multi.distributed import all_reduce_sum, barrier, world_size
-from ncl_multi.files import atomic, lock_folder
+from ncl_multi.files import DAMAGE, atomic, lock_folder, read_json, read_torch
 from ncl_multi.training.batches import Batches
 from ncl_multi.training.config import TrainConfig
 
@@ -99,11 +98,11 @@ class RunFolder:
     def _read(self, parts: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """The state in the checkpoint, and its step."""
         try:
-            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            step = state.get("step") if isinstance(state, dict) else None
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            state = read_torch(self.checkpoint)
+        except ValueError as error:
             raise ValueError(f"{self.checkpoint} cannot be read: {error}. {ADVICE}") from error
-        if not isinstance(step, int) or step < 0:
+        step = state.get("step") if isinstance(state, dict) else None
+        if type(step) is not int or step < 0:
             raise ValueError(
                 f"{self.checkpoint} has no step to resume from; got {step!r}. {ADVICE}"
             )
@@ -113,7 +112,7 @@ class RunFolder:
         for name, part in parts.items():
             try:
                 part.load_state_dict(state[name])
-            except (RuntimeError, ValueError, KeyError) as error:
+            except DAMAGE as error:
                 raise ValueError(
                     f"{self.checkpoint} does not fit this {name}: {error}. {ADVICE}"
                 ) from error
@@ -210,8 +209,8 @@ def as_json(cfg: Any) -> dict[str, Any]:
 
 def _check_same_run(kept: Path, mine: dict[str, Any], free: tuple[str, ...]) -> None:
     try:
-        theirs = json.loads(kept.read_text())
-    except (FileNotFoundError, ValueError) as error:
+        theirs = read_json(kept)
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{kept.parent} contains a run whose config cannot be read: {error}. {ADVICE}"
         ) from error
