@@ -89,6 +89,15 @@ def trained(tiny, tmp_path_factory):
     return made
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_have_the_same_verbs_with_the_same_options(kind, trained):
+    model = type(trained[kind][1])
+    for verb in ("fit", "encode", "embed", "features", "shorten", "save_pretrained"):
+        assert getattr(model, verb) is getattr(ncl.SparseModel, verb), verb
+    assert issubclass(model.config_type, ncl.TrainConfig)
+    assert ncl.load.__module__ == ncl.SparseModel.__module__
+
+
 # Training
 
 

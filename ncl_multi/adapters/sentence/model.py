@@ -110,7 +110,7 @@ class NonNegEncoder(
         encoder = Encoder.load_saved(
             folder / "encoder", options["pooling"], options["tower"], trust
         )
-        return cls._with_head(encoder, options)
+        return cls._with_head(encoder, options, folder / "head.safetensors")
 
     @classmethod
     def on_base(cls, base: str, options: dict[str, Any]) -> "NonNegEncoder":
@@ -128,7 +128,10 @@ class NonNegEncoder(
         return self.head
 
     @classmethod
-    def _with_head(cls, encoder: Encoder, options: dict[str, Any]) -> "NonNegEncoder":
+    def _with_head(
+        cls, encoder: Encoder, options: dict[str, Any], weights: Path | None = None
+    ) -> "NonNegEncoder":
+        """A head as `options` say, which must fit the weights in that file."""
         # Version 0.1 called the width of the codes out_dim.
         head = {name: value for name, value in options["head"].items() if name != "in_dim"}
         head["dims"] = head.pop("out_dim", head.get("dims"))
@@ -138,7 +141,8 @@ class NonNegEncoder(
                 f"{encoder.width}: they belong to different models"
             )
         made = HeadOptions(**head)
-        check_fits(lambda: made.build(encoder.width), folder / "head.safetensors")
+        if weights is not None:
+            check_fits(lambda: made.build(encoder.width), weights)
         return cls(encoder, made.build(encoder.width))
 
     def _save_parts(self, folder: Path) -> None:
