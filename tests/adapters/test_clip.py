@@ -514,11 +514,11 @@ def test_cached_features_are_those_of_the_towers_and_are_read_back(open_clip_tow
 
 def test_a_cache_made_by_another_model_or_cut_short_is_refused(open_clip_towers, tmp_path):
     tower_features(open_clip_towers, squares(), tmp_path)
-    (shard,) = tmp_path.glob("*/view0*")
+    (shard,) = tmp_path.glob("*-view0-*/*.safetensors")
     with torch.no_grad():
         open_clip_towers.model.visual.proj.add_(1)
     tower_features(open_clip_towers, squares(), tmp_path)
-    (target,) = [path for path in tmp_path.glob("*/view0*") if path != shard]
+    (target,) = [path for path in tmp_path.glob("*-view0-*/*.safetensors") if path != shard]
     target.write_bytes(shard.read_bytes())
     with pytest.raises(ValueError, match=r"made with another weights .*Delete"):
         tower_features(open_clip_towers, squares(), tmp_path)

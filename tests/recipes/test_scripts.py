@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,43 @@ def test_one_line_example_runs(script, capsys):
     assert source.count("# <- the line") == 1
     runpy.run_path(str(script), run_name="__main__")
     assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["ncl_multi.app", "ncl_multi.atlas"])
+def test_commands_of_the_package_explain_their_options(module, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [module, "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    explained = {name: words for name, words in options(shown) if name != "--help"}
+    assert all(len(words.split()) >= 2 for words in explained.values()), explained
+    if module == "ncl_multi.app":
+        assert {"--port", "--host"} <= explained.keys()
+        assert "127.0.0.1" in shown
+
+
+@pytest.mark.parametrize("recipe", ["vision_ncl", "graph_ncl"])
+def test_a_preset_is_chosen_by_its_option_only(recipe, monkeypatch):
+    from ncl_multi.training.config import command_line
+
+    presets = runpy.run_path(str(ROOT / f"recipes/{recipe}.py"), run_name="script")["PRESETS"]
+    for gpu in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr("torch.accelerator.is_available", lambda gpu=gpu: gpu)
+        for name, preset in presets.items():
+            monkeypatch.setattr("sys.argv", [recipe, "--preset", name])
+            assert command_line(presets) == preset
+            monkeypatch.setattr("sys.argv", [recipe, f"--preset={name}", "--seed", "7"])
+            assert command_line(presets) == replace(preset, seed=7)
+        monkeypatch.setattr("sys.argv", [recipe])
+        assert command_line(presets) == next(iter(presets.values()))
+
+
+def test_competitors_are_trained_only_if_asked_for():
+    for path in (ROOT / "recipes").glob("*.py"):
+        config = runpy.run_path(str(path), run_name="script")["Config"]
+        assert not getattr(config, "compare", False), path
 
 
 def test_an_option_without_words_is_seen():

@@ -1,13 +1,9 @@
 """What is trained on: features of frozen towers, computed once and kept on disk, or pixels.
 
-With frozen towers the heads train in seconds. A cache is a folder of shards, each whole or not
-there, so a run that was stopped goes on with the next shard; every shard says which weights, data
-and transform it was made with, and is refused by others.
+With frozen towers the heads train in seconds.
 """
 
 import functools
-import hashlib
-import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,24 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from jaxtyping import Float, Int
 from PIL import Image
-from safetensors.torch import save_file
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ncl_multi.adapters.clip.pairs import DamagedImageError, Pairs
 from ncl_multi.adapters.clip.towers import Towers
 from ncl_multi.data.pictures import leave_out
-from ncl_multi.files import Expected, atomic, read_safetensors
+from ncl_multi.training.feature_cache import Compute, Shard, cached_shards
 
-_SHARD = 4096
 _SMALLEST_CROP = 0.5
-_PARTS = {"h": Expected(("F16",), 2), "kept": Expected(("I64",))}
-Shard = tuple[Tensor, list[int]]
-Compute = Callable[[Sequence[int], Callable[[int], object]], Shard]
-"""Takes row numbers and whom to tell of progress; returns features and the rows they are of."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +106,6 @@ def tower_features(
     batch_size = batch_size or (32 if on_cpu else 256)
     model = {"model": towers.name, "weights": towers.fingerprint()}
     about = model | {"transform": towers.transform(), "data": pairs.fingerprint()}
-    folder = _folder(cache, pairs, about)
     towers.to(device).to(memory_format=torch.channels_last).eval()
 
     def pixels_of(view: int) -> Callable[[int], Tensor | None]:
@@ -155,13 +142,13 @@ def tower_features(
         return compute
 
     stored = [
-        _collect(folder, f"view{view}", len(pairs), about, of_images(view)) for view in range(views)
+        cached_shards(cache, _name(pairs, f"view{view}"), len(pairs), about, of_images(view))
+        for view in range(views)
     ]
     kept = stored[0][1]
     _name_the_skipped(pairs, kept)
     readable = pairs.keep(kept)
     about = model | {"data": readable.fingerprint()}
-    folder = _folder(cache, pairs, about)
     by_length = sorted(range(len(readable.captions)), key=lambda row: len(readable.captions[row]))
 
     def of_captions(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
@@ -173,64 +160,14 @@ def tower_features(
             done(len(some))
         return torch.cat(parts), list(rows)
 
-    texts, _ = _collect(folder, "texts", len(by_length), about, of_captions)
+    texts, _ = cached_shards(cache, _name(pairs, "texts"), len(by_length), about, of_captions)
     in_order = torch.empty_like(texts)
     in_order[by_length] = texts
     return TowerFeatures(readable, torch.stack([h for h, _ in stored]), in_order)
 
 
-def _folder(cache: Path, pairs: Pairs, about: dict[str, str]) -> Path:
-    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-    return cache / f"{Path(pairs.name).name.replace(':', '-')}-{pairs.split}-{key}"
-
-
-@torch.no_grad()
-def _collect(folder: Path, what: str, rows: int, about: dict[str, str], compute: Compute) -> Shard:
-    """All shards of one kind, read or computed; of several processes, one computes."""
-    parts, kept = [], []
-    folder.mkdir(parents=True, exist_ok=True)
-    spans = [range(start, min(start + _SHARD, rows)) for start in range(0, rows, _SHARD)]
-    paths = [folder / f"{what}-{span.start:09d}.safetensors" for span in spans]
-    bar = tqdm(
-        total=rows,
-        desc=f"{folder.name.rsplit('-', 1)[0]} {what}",
-        unit="row",
-        disable=all(path.exists() for path in paths),
-    )
-    with FileLock(folder / ".lock"), bar:
-        for span, path in zip(spans, paths, strict=True):
-            if path.exists():
-                h, own = _read(path, about, span)
-                bar.update(len(span))
-            else:
-                h, own = compute(span, bar.update)
-                if not h.isfinite().all():
-                    raise ValueError(f"the towers gave NaN or infinity for {what}, {span}")
-                with atomic(path) as unfinished:
-                    save_file(
-                        {"h": h, "kept": torch.tensor(own, dtype=torch.long)}, unfinished, about
-                    )
-            parts.append(h)
-            kept += own
-    return torch.cat(parts), kept
-
-
-def _read(path: Path, about: dict[str, str], rows: range) -> Shard:
-    try:
-        tensors, found = read_safetensors(path, _PARTS, framework="pt")
-    except ValueError as error:
-        raise ValueError(f"{error}. Delete it to have it computed again") from error
-    differ = [name for name in about if found.get(name) != about[name]]
-    if differ:
-        raise ValueError(
-            f"{path} was made with another {', '.join(differ)} (by {found.get('model')}, "
-            f"not by these weights of {about['model']}). Delete the folder {path.parent}, "
-            f"or choose another --cache"
-        )
-    h, kept = tensors["h"], tensors["kept"].tolist()
-    if len(h) != len(kept) or not set(kept) <= set(rows):
-        raise ValueError(f"{path} has other rows than {rows}. Delete it to have it computed again")
-    return h, kept
+def _name(pairs: Pairs, what: str) -> str:
+    return f"{Path(pairs.name).name.replace(':', '-')}-{pairs.split}-{what}"
 
 
 def _view(image: Image.Image, view: int, name: str) -> Image.Image:

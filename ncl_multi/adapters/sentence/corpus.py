@@ -2,22 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from filelock import FileLock
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset
 
 from ncl_multi.data.fetch import cache
-from ncl_multi.files import atomic
 from ncl_multi.model import fingerprint
+from ncl_multi.training.feature_cache import Shard, cached_shards
 
 
 @dataclass(frozen=True)
@@ -100,21 +96,21 @@ class Neighbours:
 def cached_features(model: Any, sentences: Sequence[str]) -> Tensor:
     """The encoder's features of sentences, computed once and kept in the user's cache folder.
 
-    They are found again by the encoder's weights, not by its name. Of several runs that want the
-    same ones at the same time, one computes them.
+    They are found again by the encoder's weights, not by its name.
     """
-    told = json.dumps([fingerprint(model.encoder), model.encoder.pooling, *sentences]).encode()
-    path = cache() / "sentence" / f"{hashlib.sha256(told).hexdigest()[:32]}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        with suppress(FileNotFoundError, SafetensorError, KeyError):
-            h = load_file(path)["h"]
-            if len(h) == len(sentences) and h.isfinite().all():
-                return h
-        h = model.embed(sentences)
-        with atomic(path) as unfinished:
-            save_file({"h": h.contiguous()}, unfinished)
-    return h
+    encoder = model.encoder
+    about = {
+        "model": type(encoder.model).__name__, "weights": fingerprint(encoder),
+        "pooling": encoder.pooling,
+        "data": hashlib.sha256(json.dumps(list(sentences)).encode()).hexdigest(),
+    }  # fmt: skip
+
+    def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
+        h = model.embed([sentences[row] for row in rows])
+        done(len(rows))
+        return h, list(rows)
+
+    return cached_shards(cache() / "sentence", "sentences", len(sentences), about, compute)[0]
 
 
 class Rows(Dataset):

@@ -1,0 +1,85 @@
+"""Features of frozen encoders, computed once and kept on disk.
+
+A cache is a folder of shards, each whole or not there, so a run that was stopped resumes with the
+next shard; every shard says which weights, data and transform it was made with, and is refused by
+others.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ncl_multi.files import Expected, atomic, read_safetensors
+
+try:
+    from filelock import FileLock
+    from tqdm.auto import tqdm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[train]'") from error
+
+_ROWS = 4096
+_PARTS = {"h": Expected(("F16", "F32"), 2), "kept": Expected(("I64",))}
+Shard = tuple[Tensor, list[int]]
+"""Features, and the rows they are of."""
+Compute = Callable[[Sequence[int], Callable[[int], object]], Shard]
+"""Takes row numbers and whom to tell of progress; rows that have no features are left out."""
+
+
+@torch.no_grad()
+def cached_shards(
+    cache: Path, name: str, rows: int, about: Mapping[str, str], compute: Compute
+) -> Shard:
+    """All features of one kind, read or computed; of several processes, one computes.
+
+    Args:
+        cache: Folder of all caches.
+        name: What the features are of, in a few words.
+        rows: How many there are.
+        about: What they depend on: weights, data and so on.
+        compute: Gives the features of some rows.
+    """
+    key = hashlib.sha256(json.dumps(dict(about)).encode()).hexdigest()[:16]
+    folder = cache / f"{name}-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    spans = [range(start, min(start + _ROWS, rows)) for start in range(0, rows, _ROWS)]
+    paths = [folder / f"{span.start:09d}.safetensors" for span in spans]
+    bar = tqdm(total=rows, desc=name, unit="row", disable=all(path.exists() for path in paths))
+    parts, kept = [], []
+    with FileLock(folder / ".lock"), bar:
+        for span, path in zip(spans, paths, strict=True):
+            if path.exists():
+                h, present = _read(path, about, span)
+                bar.update(len(span))
+            else:
+                h, present = compute(span, bar.update)
+                if not h.isfinite().all():
+                    raise ValueError(f"the encoder gives NaN or infinity for {name}, {span}")
+                content = {"h": h.contiguous(), "kept": torch.tensor(present, dtype=torch.long)}
+                with atomic(path) as unfinished:
+                    save_file(content, unfinished, dict(about))
+            parts.append(h)
+            kept += present
+    return torch.cat(parts), kept
+
+
+def _read(path: Path, about: Mapping[str, str], rows: range) -> Shard:
+    try:
+        tensors, made_with = read_safetensors(path, _PARTS, framework="pt")
+    except ValueError as error:
+        raise ValueError(f"{error}. Delete it to have it computed again") from error
+    differ = [name for name in about if made_with.get(name) != about[name]]
+    if differ:
+        raise ValueError(
+            f"{path} was made with another {', '.join(differ)} (by {made_with.get('model')}, not "
+            f"by these weights of {about['model']}). Delete the folder {path.parent}, or choose "
+            f"another --cache"
+        )
+    h, kept = tensors["h"], tensors["kept"].tolist()
+    if len(h) != len(kept) or not set(kept) <= set(rows):
+        raise ValueError(f"{path} has other rows than {rows}. Delete it to have it computed again")
+    return h, kept
