@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,25 +14,38 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
 pytest.importorskip("torch_geometric")
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
+from torch_geometric.transforms import HalfHop
 from torch_geometric.utils import to_undirected
 
 from ncl_multi import Features, info_nce, spectral
-from ncl_multi.adapters.graph.config import GraphConfig
-from ncl_multi.adapters.graph.data import check, describe, lean, load_graph, prepare
+from ncl_multi.adapters.graph.config import GraphConfig, active, rule
+from ncl_multi.adapters.graph.data import (
+    check,
+    describe,
+    encoder_input,
+    load_graph,
+    prepare,
+)
+from ncl_multi.adapters.graph.drawing import drawings
+from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
-from ncl_multi.adapters.graph.objective import GraphObjective
+from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
+from ncl_multi.adapters.graph.report import node_names
 from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
-from ncl_multi.adapters.graph.views import Adaptive, view
+from ncl_multi.adapters.graph.views import Adaptive, View, view, with_slow_nodes
 from ncl_multi.losses import reconstruction_loss
 from ncl_multi.metrics.nodes import (
+    Split,
     _fewer_columns,
     agreement,
     k_means,
+    link_prediction,
     node_accuracy,
     random_split,
     strongest_dimension,
+    strongest_group,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
@@ -52,6 +66,12 @@ def graph() -> Data:
     return Data(x=x, edge_index=to_undirected(pairs, num_nodes=30), y=y)
 
 
+def as_sparse(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return x.to_sparse_csr()
+
+
 def line(nodes: int) -> torch.Tensor:
     return torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
 
@@ -61,21 +81,21 @@ def line(nodes: int) -> torch.Tensor:
 
 def test_a_view_drops_about_the_share_it_was_asked_for():
     torch.manual_seed(0)
-    x, edges = view(torch.ones(3, 4000), line(4001), edges=0.3, features=0.2)
+    x, edges, _ = view(torch.ones(3, 4000), line(4001), edges=0.3, features=0.2)
     assert edges.shape[1] / 4000 == pytest.approx(0.7, abs=0.03)
     assert x[0].mean().item() == pytest.approx(0.8, abs=0.03)
     assert (x == x[0]).all(), "the same columns go for all nodes"
 
 
 def test_a_view_that_drops_nothing_is_the_graph(graph):
-    x, edges = view(graph.x, graph.edge_index, edges=0.0, features=0.0)
+    x, edges, _ = view(graph.x, graph.edge_index, edges=0.0, features=0.0)
     assert torch.equal(x, graph.x)
     assert torch.equal(edges, graph.edge_index)
 
 
 def test_sparse_features_lose_whole_columns_too(graph):
     torch.manual_seed(0)
-    x, _ = view(lean(graph.x), graph.edge_index, edges=0.0, features=0.5)
+    x, *_ = view(as_sparse(graph.x), graph.edge_index, edges=0.0, features=0.5)
     dense = x.to_dense()
     gone = (dense.sum(0) == 0) & (graph.x.sum(0) > 0)
     assert 15 < gone.sum() < 60
@@ -99,7 +119,7 @@ def test_adaptive_dropping_spares_the_hub_and_never_exceeds_its_ceiling():
     torch.manual_seed(0)
     factors = Adaptive(torch.tensor([0.0, 1.0, 9.0]).repeat(3000), torch.ones(4))
     edges = torch.arange(9000).repeat(2, 1)
-    _, kept = view(torch.ones(9000, 4), edges, edges=0.3, features=0.0, adaptive=factors)
+    _, kept, _ = view(torch.ones(9000, 4), edges, edges=0.3, features=0.0, adaptive=factors)
     shares = torch.bincount(kept[0] % 3, minlength=3) / 3000
     assert shares[0] == 1
     assert shares[1].item() == pytest.approx(0.7, abs=0.03)
@@ -110,6 +130,25 @@ def test_adaptive_dropping_spares_the_hub_and_never_exceeds_its_ceiling():
 def test_a_share_to_drop_outside_zero_to_one_is_refused(graph, share):
     with pytest.raises(ValueError, match="edges to drop"):
         view(graph.x, graph.edge_index, edges=share, features=0.1)
+
+
+def test_half_hop_is_pygs_transform(graph):
+    for x in (graph.x, as_sparse(graph.x)):
+        torch.manual_seed(3)
+        slow = with_slow_nodes(x, graph.edge_index, 0.4)
+        torch.manual_seed(3)
+        theirs = HalfHop(p=0.4)(Data(x=graph.x, edge_index=graph.edge_index))
+        assert torch.equal(slow.edge_index, theirs.edge_index)
+        assert torch.allclose(slow.x.to_dense(), theirs.x)
+    assert len(slow.x.to_dense()) > 30, "new nodes come after the real ones"
+
+
+def test_weights_of_edges_go_with_their_edges_and_half_hop_refuses_them():
+    weight, edges = torch.arange(8.0), torch.arange(8).repeat(2, 1)
+    kept = view(torch.ones(8, 2), edges, weight, edges=0.5, features=0.0)
+    assert torch.equal(kept.edge_attr, kept.edge_index[0].float())
+    with pytest.raises(ValueError, match="this graph has weights"):
+        view(torch.ones(8, 2), edges, weight, edges=0.0, features=0.0, half_hop=0.5)
 
 
 # Sampling
@@ -157,6 +196,13 @@ def test_a_node_without_edges_can_be_sampled():
 # The model
 
 
+def stock(model, encoder):
+    """PyG's encoder with the weights of the model's."""
+    pygs = ENCODERS[encoder](6, 4, 2, 4, act="prelu").double()
+    pygs.load_state_dict(model.encoder.state_dict())
+    return pygs
+
+
 @pytest.mark.parametrize("encoder", ["gcn", "sage", "gin"])
 def test_one_product_is_the_sum_of_pygs_messages(encoder):
     torch.manual_seed(0)
@@ -164,7 +210,7 @@ def test_one_product_is_the_sum_of_pygs_messages(encoder):
     edges = edges[:, edges[0] != edges[1]]  # one way; `prepare` takes the others away
     x = torch.rand(40, 6, dtype=torch.float64)
     model = NonNegGraph(8, in_dim=6, encoder=encoder, width=4).double()
-    messages = model.encoder.act(model.encoder(x, edges))
+    messages = stock(model, encoder)(x, edges)
     torch.testing.assert_close(model._encode(x, edges), messages, rtol=1e-9, atol=1e-9)
 
 
@@ -180,8 +226,8 @@ def test_every_encoder_gives_unit_non_negative_sparse_rows(graph, encoder):
 
 def test_sparse_features_give_the_codes_of_dense_ones(graph):
     model = NonNegGraph(16, in_dim=150, width=8).eval()
-    (dense,) = model((graph.x, graph.edge_index))
-    (sparse,) = model((lean(graph.x), graph.edge_index))
+    (dense,) = model(View(graph.x, graph.edge_index))
+    (sparse,) = model(View(as_sparse(graph.x), graph.edge_index))
     assert torch.allclose(dense, sparse, atol=1e-6)
 
 
@@ -196,7 +242,7 @@ def test_codes_follow_the_nodes_when_these_are_renumbered(graph):
 
 def test_rows_choose_the_nodes_that_are_coded(graph):
     model = NonNegGraph(16, in_dim=150, width=8).eval()
-    view_of_all = (graph.x, graph.edge_index)
+    view_of_all = View(graph.x, graph.edge_index)
     rows = torch.tensor([4, 0, 29])
     za, zb = model(view_of_all, view_of_all, rows=rows)
     assert torch.equal(za, zb)
@@ -212,47 +258,141 @@ class OneLayer(nn.Module):
         return self.conv(x, edge_index)
 
 
+STILL = {"drop_edges": (0.0, 0.0), "drop_features": (0.0, 0.0), "temperature": 0.5}
+
+
 def objective_on(graph, **options):
     model = NonNegGraph(16, in_dim=graph.num_features, width=8)
-    still = {"drop_edges": (0.0, 0.0), "drop_features": (0.0, 0.0), "temperature": 0.5}
-    return GraphObjective(model, prepare(graph), GraphConfig(**still | options)).eval()
+    config = GraphConfig(**STILL | options).for_graph(30, graph.num_edges).for_rows(30)
+    return GraphObjective(model, prepare(graph), config).eval()
 
 
-def test_the_objective_is_the_contrast_of_its_views_and_what_helps(graph):
+def by_length(z, length):
+    z = F.normalize(z, dim=1) * length**0.5
+    return spectral(z, z) / length
+
+
+def test_the_objective_is_a_signed_contrast_and_that_of_the_codes(graph):
     nodes = torch.arange(20)
-    objective = objective_on(graph, signed=2.0, reconstruction=1.5)
+    objective = objective_on(graph, start=0.0, spectral=2.0, reconstruction=1.5)
     model, data = objective.model, objective.data
-    (h,) = model.represent((model.inputs(data), data.edge_index), rows=nodes)
-    z, signed = model.head(h), objective.signed(h)
+    (h,) = model.represent(model.view_of(data), rows=nodes)
+    z = model.head(h)
     rebuilt = objective.rebuild(F.normalize(z, dim=1))
-    expected = info_nce(z, z, temperature=0.5, within_view=True)
-    expected = expected + 2.0 * info_nce(signed, signed, temperature=0.5, within_view=True)
-    expected = expected + 1.5 * reconstruction_loss(rebuilt, h)
+    expected = by_length(h, 1.0) + info_nce(z, z, temperature=0.5, within_view=True)
+    expected = expected + 2.0 * by_length(z, 5.0) + 1.5 * reconstruction_loss(rebuilt, h)
     loss, codes = objective(nodes)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.allclose(codes, z)
 
 
-def test_the_objective_takes_the_spectral_loss_sampled_neighbours_and_adaptive_views(graph):
-    nodes = torch.arange(20)
-    plain = objective_on(graph, loss="spectral", signed=0.0, reconstruction=0.0)
-    (h,) = plain.model.represent(
-        (plain.model.inputs(plain.data), plain.data.edge_index), rows=nodes
+def test_the_encoder_may_learn_from_info_nce_of_all_nodes(graph):
+    objective = objective_on(graph, loss="info_nce")
+    (h,) = objective.model.represent(objective.model.view_of(objective.data))
+    loss, _ = objective(torch.arange(30))
+    assert loss.item() == pytest.approx(
+        info_nce(h, h, temperature=0.5, within_view=True).item(), rel=1e-5
     )
-    z = plain.model.head(h)
-    assert plain(nodes)[0].item() == pytest.approx(spectral(z, z).item(), rel=1e-5)
-    everyone = objective_on(graph, neighbors=(30, 30, 30), signed=0.0, reconstruction=0.0)
-    whole = objective_on(graph, signed=0.0, reconstruction=0.0)
+
+
+def test_codes_teach_the_head_and_not_the_encoder(graph):
+    objective = objective_on(graph, start=0.0)
+    loss, _ = objective(torch.arange(30))
+    (h,) = objective.model.represent(objective.model.view_of(objective.data))
+    weight = objective.model.encoder.convs[0].lin.weight
+    of_all = torch.autograd.grad(loss, weight)[0]
+    of_features = torch.autograd.grad(by_length(h, 1.0), weight)[0]
+    assert torch.allclose(of_all, of_features, atol=1e-6)
+
+
+def test_the_head_waits_for_its_start_and_takes_part_in_every_step(graph):
+    objective = objective_on(graph, start=0.5).train()
+    objective.anneal(0.4)
+    weights = objective.model.head.out.weight.clone()
+    loss, _ = objective(torch.arange(30))
+    loss.backward()
+    assert all(p.grad is not None for p in objective.parameters()), "as DDP asks"
+    assert objective.model.head.out.weight.grad.abs().sum() == 0
+    assert not objective.started
+    objective.anneal(0.5)
+    assert objective.started
+    assert not torch.equal(objective.model.head.out.weight, weights)
+    started = objective.model.head.out.weight.clone()
+    objective.anneal(0.6)
+    assert torch.equal(objective.model.head.out.weight, started), "it starts once"
+
+
+def test_cluster_cores_lie_where_rows_are_alike():
+    draw = torch.Generator().manual_seed(0)
+    groups = F.normalize(torch.randn(3, 8, generator=draw), dim=1)
+    h = groups.repeat_interleave(20, dim=0) + 0.05 * torch.randn(60, 8, generator=draw)
+    stray = -groups.sum(dim=0, keepdim=True)
+    torch.manual_seed(0)
+    cores = cluster_cores(torch.cat([h, stray]), 4)
+    near = (F.normalize(cores, dim=1) @ groups.T).amax(dim=0)
+    assert (near > 0.98).all()
+    assert len(cores) == 4
+    assert cluster_cores(torch.ones(3, 2), 5).shape == (1, 2), "equal rows are one cluster"
+
+
+def test_settling_fits_the_density_to_the_graph_as_it_is(graph):
+    model = NonNegGraph(16, in_dim=150, width=8, density=0.2)
+    config = GraphConfig(drop_features=(0.6, 0.6)).for_graph(30, graph.num_edges).for_rows(30)
+    objective = GraphObjective(model, prepare(graph), config).train()
+    for _ in range(5):
+        objective(torch.arange(30))
+    objective.settle()
+    assert (model.encode(graph, dense=True) > 0).float().mean().item() == pytest.approx(
+        0.2, abs=0.05
+    )
+
+
+def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(graph):
+    nodes = torch.arange(20)
+    everyone = objective_on(graph, neighbors=(30, 30, 30))
+    whole = objective_on(graph)
     assert everyone(nodes)[0].item() == pytest.approx(whole(nodes)[0].item(), rel=1e-5)
-    adaptive = objective_on(graph, adaptive=True, drop_edges=(0.3, 0.3))
-    assert adaptive(nodes)[0].isfinite()
+    for options in ({"adaptive": True}, {"half_hop": 0.5}, {"neighbors": (2, 2), "half_hop": 0.5}):
+        moved = objective_on(graph, **options | {"drop_edges": (0.3, 0.3), "start": 0.0})
+        assert moved(nodes)[0].isfinite()
 
 
-def test_the_signed_twin_is_trained_without_help(graph):
-    twin = NonNegGraph(16, in_dim=graph.num_features, width=8).signed_twin()
-    objective = GraphObjective(twin, prepare(graph), GraphConfig())
-    assert objective.signed is None
-    assert objective.rebuild is None
+# The rule
+
+
+def test_one_rule_gives_the_settings_of_any_graph():
+    small, large, huge = rule(34, 156), rule(34_493, 495_924), rule(1_000_000, 10_000_000)
+    assert (small.dims, large.dims, huge.dims) == (8, 512, 512)
+    assert small.neighbors is None
+    assert large.neighbors is None, "all nodes are negatives"
+    assert huge.neighbors
+    for nodes in (2, 100, 2_708, 10**7):
+        settings = rule(nodes, 4 * nodes)
+        assert settings.dims <= 512
+        assert settings.dims < nodes or nodes < 80
+        assert active(settings.dims) <= max(2, settings.dims / 20)
+
+
+def test_what_is_given_goes_before_the_rule():
+    filled = GraphConfig().for_graph(1000, 5000)
+    assert (filled.for_rows(1000).batch_size, filled.neighbors) == (1000, None)
+    given = GraphConfig(lr=0.5, epochs=3, batch_size=64).for_graph(1000, 5000)
+    assert (given.lr, given.epochs, given.steps, given.batch_size) == (0.5, 3, None, 64)
+    sampled = GraphConfig(neighbors=(3, 3)).for_graph(100_000, 500_000)
+    assert (sampled.neighbors, sampled.batch_size, sampled.steps) == ((3, 3), 2048, None)
+
+
+def test_fit_needs_no_settings_and_codes_nodes_that_were_not_there(graph):
+    new = 5  # The first nodes of the first group are left out of training.
+    kept = torch.arange(new, 30)
+    inside = (graph.edge_index >= new).all(dim=0)
+    seen = Data(x=graph.x[kept], edge_index=graph.edge_index[:, inside] - new, y=graph.y[kept])
+    model = NonNegGraph(width=16).fit(seen, steps=30)
+    assert model.dims == 8
+    z = model.encode(graph, dense=True)
+    assert z.shape == (30, 8)
+    alike = F.normalize(z, dim=1) @ F.normalize(z, dim=1).T
+    assert alike[:new, new:10].mean() > 2 * alike[:new, 10:].mean(), "they look like their group"
 
 
 def test_rebuilding_teaches_the_head_and_not_the_features(graph):
@@ -331,7 +471,7 @@ def test_self_loops_directed_edges_and_isolated_nodes_are_taken_care_of(capsys):
     ready = prepare(Data(x=torch.ones(4, 2), edge_index=torch.tensor([[0, 1, 1], [1, 1, 2]])))
     assert sorted(map(tuple, ready.edge_index.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert "both ways" in capsys.readouterr().err
-    assert torch.equal(ready.x, torch.full((4, 2), 10.0))
+    assert torch.equal(encoder_input(ready), torch.full((4, 2), 10.0))
     assert NonNegGraph(4, in_dim=2, width=4).encode(ready).shape == (4, 4)
 
 
@@ -350,7 +490,69 @@ def test_directed_edges_stay_where_that_is_asked():
 
 def test_signed_features_are_left_alone():
     x = torch.tensor([[-1.0, 3.0], [2.0, 2.0]])
-    assert torch.equal(prepare(Data(x=x, edge_index=line(2))).x, x)
+    assert torch.equal(encoder_input(prepare(Data(x=x, edge_index=line(2)))), x)
+
+
+def test_double_edges_are_merged_and_their_weights_added(capsys):
+    edges = torch.tensor([[0, 0, 1, 2, 2], [1, 1, 0, 2, 1]])
+    data = Data(x=torch.ones(3, 2), edge_index=edges, edge_weight=torch.tensor([1.0, 2, 3, 9, 4]))
+    ready = prepare(data)
+    rows = (*ready.edge_index.tolist(), ready.edge_weight.tolist())
+    pairs = set(zip(*rows, strict=True))
+    # 0 to 1 weighs 3 both ways; the loop is gone; 2 to 1 now also runs back.
+    assert pairs == {(0, 1, 3.0), (1, 0, 3.0), (1, 2, 4.0), (2, 1, 4.0)}
+    assert "occur more than once" in capsys.readouterr().err
+    again = prepare(ready)
+    assert torch.equal(again.edge_weight, ready.edge_weight)
+
+
+def test_encoders_use_weights_and_features_of_edges_where_they_take_them(graph, capsys):
+    weight = torch.rand(graph.num_edges)
+    plain, weighted = graph.clone(), graph.clone()
+    weighted.edge_weight = weight
+    for encoder, changes in (("gcn", True), ("sage", False)):
+        model = NonNegGraph(8, in_dim=150, width=4, encoder=encoder, directed=True)
+        codes = [model.embed(data) for data in (plain, weighted)]
+        assert torch.allclose(*codes) is not changes
+        assert ("edge_weight is not used" in capsys.readouterr().err) is not changes
+    plain.edge_attr = torch.rand(graph.num_edges, 3)
+    gat = NonNegGraph(8, width=4, encoder="gat").fit(plain, steps=2, device="cpu")
+    assert gat.edge_dim == 3
+    with pytest.raises(ValueError, match="takes 3 features per edge; got None"):
+        gat.encode(graph)
+
+
+def test_one_product_with_weights_is_the_sum_of_pygs_messages():
+    torch.manual_seed(0)
+    edges = torch.randint(40, (2, 200)).unique(dim=1)
+    edges = edges[:, edges[0] != edges[1]]
+    x, weight = torch.rand(40, 6).double(), torch.rand(edges.shape[1]).double()
+    model = NonNegGraph(8, in_dim=6, width=4).double()
+    messages = stock(model, "gcn")(x, edges, edge_weight=weight)
+    torch.testing.assert_close(model._encode(x, edges, weight), messages, rtol=1e-9, atol=1e-9)
+
+
+def test_features_that_are_all_zero_give_way_to_degrees(graph, capsys):
+    ready = prepare(Data(x=torch.zeros(30, 4), edge_index=graph.edge_index))
+    assert ready.x.shape == (30, 48)
+    assert "features of all nodes are zero" in capsys.readouterr().err
+
+
+def test_features_may_be_mapped_from_a_file(graph, tmp_path):
+    path = tmp_path / "x.bin"
+    path.write_bytes(graph.x.numpy().tobytes())
+    mapped = torch.from_file(str(path), shared=False, size=graph.x.numel()).view(30, -1)
+    data = Data(x=mapped, edge_index=graph.edge_index)
+    assert prepare(data).x.data_ptr() == mapped.data_ptr(), "not copied"
+    model = NonNegGraph(8, width=4).fit(data, steps=2, neighbors=(2, 2), device="cpu")
+    assert model.encode(data, batch_size=7).shape == (30, 8)
+
+
+def test_a_graph_of_several_kinds_is_refused_with_what_to_do():
+    data = HeteroData()
+    data["paper"].x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"to_homogeneous\(\)"):
+        prepare(data)
 
 
 def test_a_graph_without_edges_is_coded_node_by_node():
@@ -453,13 +655,49 @@ def test_any_pyg_dataset_is_found_by_name():
 
 
 def test_nodes_are_described_by_text_or_label(graph):
-    items, classes = describe("mine", graph, graph)
+    items, classes, words = describe("mine", graph, graph)
+    assert words is None
     assert items[10] == "class 1, node 10"
     assert classes == ["class 0", "class 1", "class 2"]
     graph.title = [f"paper {node}" for node in range(30)]
-    assert describe("mine", graph, graph)[0][3] == "paper 3"
+    assert describe("mine", graph, graph).items[3] == "paper 3"
     bare = Data(x=graph.x, edge_index=graph.edge_index)
-    assert describe("mine", bare, bare) == ([f"node {n}" for n in range(30)], None)
+    assert describe("mine", bare, bare) == ([f"node {n}" for n in range(30)], None, None)
+
+
+def test_dimensions_are_named_by_features_else_classes_else_typical_nodes():
+    y = torch.arange(2).repeat_interleave(6)
+    x = torch.eye(2)[y]
+    z = torch.eye(2)[y] * torch.linspace(1, 0.5, 12)[:, None]
+    z = F.normalize(torch.cat([z, torch.full((12, 1), 0.01)], dim=1), dim=1)[:, :2]
+    data = Data(x=x, edge_index=line(12), y=y)
+    bare = Data(x=x, edge_index=line(12))
+    assert node_names(z, y, describe("mine", data, data)) == ["class 0", "class 1"]
+    assert node_names(z, None, describe("mine", bare, bare)) == [
+        "like node 0, node 1", "like node 6, node 7",
+    ]  # fmt: skip
+    data.feature_names = ["camera", "lens"]
+    nodes = describe("mine", data, data)
+    assert nodes.items[0] == "class 0, node 0: camera"
+    assert node_names(z, y, nodes) == ["camera", "lens"]
+    data.feature_names = ["camera"]
+    with pytest.raises(ValueError, match="list of 2 names; got 1"):
+        describe("mine", data, data)
+
+
+def test_a_drawing_has_the_strongest_nodes_and_the_links_between_them(graph):
+    z = torch.zeros(30, 3)
+    z[:10, 0], z[10:, 1] = torch.linspace(1, 0.1, 10), 1.0
+    first, second, silent = drawings(z, graph.edge_index, nodes=8)
+    real = set(map(tuple, graph.edge_index.T.tolist()))
+    assert first["nodes"] == list(range(8))
+    expected = [[a, b] for a in range(8) for b in range(a + 1, 8) if (a, b) in real]
+    assert first["links"] == expected
+    assert len(second["nodes"]) == 8
+    assert silent["nodes"] == []
+    assert all(0 <= place <= 100 for place in first["x"] + first["y"])
+    places = {*zip(first["x"], first["y"], strict=True)}
+    assert len(places) == 8, "no node hides another"
 
 
 def test_labels_may_be_missing_for_some_nodes():
@@ -469,32 +707,38 @@ def test_labels_may_be_missing_for_some_nodes():
     assert describe("mine", ready, ready)[0][1] == "unlabelled, node 1"
 
 
-def test_mostly_empty_features_become_sparse_and_others_stay():
-    x = torch.zeros(10, 100)
-    x[0, 0] = 1
-    assert lean(x).layout == torch.sparse_csr
-    assert lean(torch.ones(4, 4)).layout == torch.strided
+def test_mostly_empty_features_become_sparse_and_others_stay(graph):
+    data = prepare(graph)
+    words = encoder_input(data, sparse=True)
+    assert words.layout == torch.sparse_csr
+    assert torch.allclose(words.to_dense(), encoder_input(data))
+    assert words.to_dense().sum(dim=1).unique().tolist() == pytest.approx([20.0])
+    full = prepare(Data(x=torch.ones(4, 4), edge_index=line(4)))
+    assert encoder_input(full, sparse=True).layout == torch.strided
 
 
 # Scores
 
 
-def test_a_random_split_is_a_tenth_and_leaves_unlabelled_nodes_out():
+def test_a_random_split_is_two_tenths_and_the_rest_without_unlabelled_nodes():
     y = torch.cat([torch.zeros(50), torch.ones(50), torch.full((20,), -1.0)]).long()
-    train, test = random_split(y, seed=3)
-    assert (len(train), len(test)) == (10, 90)
-    assert sorted(torch.cat([train, test]).tolist()) == list(range(100))
-    assert torch.equal(random_split(y, seed=3)[0], train)
-    assert not torch.equal(random_split(y, seed=4)[0], train)
+    split = random_split(y, seed=3)
+    assert [len(own) for own in split] == [10, 10, 80]
+    assert sorted(torch.cat(split).tolist()) == list(range(100))
+    assert torch.equal(random_split(y, seed=3).train, split.train)
+    assert not torch.equal(random_split(y, seed=4).train, split.train)
 
 
 def test_codes_that_are_the_class_are_classified_without_error():
     y = torch.arange(3).repeat(40)
     z = torch.eye(3)[y]
-    assert node_accuracy(z, y, *random_split(y, 0, share=0.3)) == 1.0
-    assert node_accuracy(z * 7, y, torch.arange(6), torch.arange(6, 120)) == 1.0
+    right = {"validation": 1.0, "test": 1.0}
+    assert node_accuracy(z, y, random_split(y, 0, share=0.3)) == right
+    assert node_accuracy(csr_array(z.numpy() * 7), y, random_split(y, 0, share=0.3)) == right
+    few = Split(torch.arange(6), torch.arange(6, 9), torch.arange(9, 120))
+    assert node_accuracy(z * 7, y, few) == right
     with pytest.raises(ValueError, match="all have one label"):
-        node_accuracy(z, y, torch.tensor([0, 3]), torch.tensor([1]))
+        node_accuracy(z, y, Split(torch.tensor([0, 3]), torch.tensor([1]), torch.tensor([2])))
 
 
 def test_wide_codes_of_a_narrow_space_are_judged_in_fewer_columns():
@@ -504,8 +748,9 @@ def test_wide_codes_of_a_narrow_space_are_judged_in_fewer_columns():
     fewer = _fewer_columns(wide, most=32)
     assert fewer.shape == (60, 32)
     torch.testing.assert_close(fewer @ fewer.T, wide @ wide.T, rtol=1e-4, atol=1e-4)
-    y, split = (narrow[:, 0] > 0).long(), (torch.arange(40), torch.arange(40, 60))
-    assert node_accuracy(fewer, y, *split) == node_accuracy(narrow, y, *split)
+    y = (narrow[:, 0] > 0).long()
+    split = Split(torch.arange(40), torch.arange(40, 50), torch.arange(50, 60))
+    assert node_accuracy(fewer, y, split) == node_accuracy(narrow, y, split)
     rich, sparse = torch.randn(60, 100, generator=draw), torch.eye(60, 100)
     for z in (rich, sparse):
         assert _fewer_columns(z, most=32) is z
@@ -516,13 +761,50 @@ def test_the_strongest_dimension_is_the_cluster():
     z = torch.eye(5)[y] + 0.1 * torch.rand(120, 5, generator=torch.Generator().manual_seed(0))
     assert agreement(strongest_dimension(z), y) == {"clusters": 3, "nmi": 1.0, "ari": 1.0}
     assert agreement(k_means(z, 3, seed=0), y)["ari"] == pytest.approx(1.0)
+    sparse = csr_array(z.numpy())
+    assert torch.equal(strongest_dimension(sparse), strongest_dimension(z))
+    assert torch.equal(k_means(sparse, 3, seed=0), k_means(z, 3, seed=0))
+
+
+def test_dimensions_that_fire_together_are_one_group():
+    y = torch.arange(3).repeat_interleave(20)
+    z = torch.zeros(60, 10)  # The last dimension is silent.
+    draw = torch.Generator().manual_seed(0)
+    for group in range(3):
+        z[y == group, 3 * group : 3 * group + 3] = torch.rand(20, 3, generator=draw)
+    assert agreement(strongest_group(z, 3), y)["ari"] == pytest.approx(1.0)
+    assert agreement(strongest_group(csr_array(z.numpy()), 3), y)["ari"] == pytest.approx(1.0)
+    assert strongest_group(torch.zeros(4, 2), 3).tolist() == [0, 0, 0, 0]
+
+
+def test_hidden_links_are_gone_in_both_directions_and_others_are_none(graph):
+    data = prepare(graph)
+    data.edge_weight = torch.arange(float(data.num_edges))
+    hidden = hide_links(data, 0.2, seed=1)
+    real = set(map(tuple, data.edge_index.T.tolist()))
+    left = set(map(tuple, hidden.graph.edge_index.T.tolist()))
+    gone = set(map(tuple, hidden.linked.T.tolist()))
+    assert left | gone | {(b, a) for a, b in gone} == real
+    assert left.isdisjoint(gone)
+    assert len(gone) == round(0.2 * len(real) / 2)
+    assert real.isdisjoint(map(tuple, hidden.others.T.tolist()))
+    assert len(hidden.graph.edge_weight) == hidden.graph.num_edges
+
+
+def test_links_within_groups_are_predicted_by_codes_of_groups():
+    z = torch.eye(2).repeat_interleave(5, dim=0)
+    linked, others = torch.tensor([[0, 5], [1, 6]]), torch.tensor([[0, 1], [5, 6]])
+    for codes in (z, csr_array(z.numpy())):
+        assert link_prediction(codes, linked, others) == {"link_auc": 1.0, "link_ap": 1.0}
+    half = link_prediction(torch.ones(10, 1), linked, others)
+    assert half["link_auc"] == 0.5
 
 
 # The recipe
 
 
 def short(tmp_path: Path, **options) -> graph_ncl.Config:
-    small = {"steps": 3, "dims": 16, "width": 8, "density": 0.2, "device": "cpu", "batch_size": 20}
+    small = {"steps": 4, "dims": 16, "width": 8, "density": 0.2, "device": "cpu", "batch_size": 20}
     return graph_ncl.Config(out=tmp_path / "run", **small | options)
 
 
@@ -542,14 +824,18 @@ def test_the_recipe_writes_a_whole_run_with_its_twin(graph, tmp_path):
     head = Features.load(run / "features" / "all_head.safetensors")
     assert head.items[10] == "class 1, node 10"
     assert head.about["output"] == "head"
+    assert len(head.about["drawings"]) == len(head.about["names"]) == 16
+    assert {"link_auc", "nmi", "group_nmi", "k_means_nmi", "purity_at_10"} <= set(
+        rows["ncl"]["all"]
+    )
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss": "spectral", "batch_size": None},
+        {"loss": "info_nce", "batch_size": None, "hidden_links": 0.0},
         {"neighbors": (3, 3), "model": "sage"},
-        {"adaptive": True},
+        {"adaptive": True, "half_hop": 0.5},
         {"neighbors": (3, 3), "adaptive": True, "k": 4, "density": None},
     ],
 )
@@ -587,18 +873,12 @@ def test_a_killed_run_resumes_to_the_same_weights(graph, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_the_density_left_open_follows_from_the_number_of_nodes(graph):
-    def density(**options):
-        model = NonNegGraph(16, width=8, **options).fit(graph, steps=1, device="cpu")
-        return model.head.density
+def test_the_sparsity_left_open_is_a_twentieth_of_the_dimensions(graph):
+    def sparsity(**options):
+        model = NonNegGraph(60, width=8, **options).fit(graph, steps=1, device="cpu")
+        return model.head.density, model.head.k
 
-    assert density() == 0.5
-    assert density(k=4) is None
-    assert density(activation="softplus") is None
-    assert density(density=0.1) == 0.1
-
-
-def test_presets_are_graces():
-    citeseer = graph_ncl.PRESETS["citeseer"]
-    assert (citeseer.lr, citeseer.width, citeseer.temperature) == (1e-3, 256, 0.9)
-    assert (citeseer.drop_edges, citeseer.drop_features) == ((0.2, 0.0), (0.3, 0.2))
+    assert sparsity() == (None, 3)
+    assert sparsity(k=4) == (None, 4)
+    assert sparsity(activation="none") == (None, None)
+    assert sparsity(density=0.1) == (0.1, None)

@@ -1,42 +1,124 @@
-"""How graph models are trained."""
+"""How graph models are trained, and the rule by which settings follow from the graph."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from ncl_multi.training.config import TrainConfig
+
+WHOLE = 35_000
+"""Up to this many nodes a step encodes the whole graph, and all nodes are negatives."""
+_WHOLE_EDGES = 4_000_000
+"""And up to this many edges: a step keeps a few numbers of each in memory."""
 
 
 @dataclass(frozen=True)
 class GraphConfig(TrainConfig):
-    """How a `NonNegGraph` is trained. The defaults are GRACE's for Cora, with fewer negatives."""
+    """How a `NonNegGraph` is trained. What is None follows from the graph; see `rule`."""
 
-    loss: Literal["info_nce", "spectral"] = "info_nce"
-    """`spectral` costs time linear in the nodes, so that all may be negatives of all."""
-    signed: float = 3.0
-    """Weight of the same contrast of a signed head, from which the encoder learns as well."""
-    reconstruction: float = 3.0
-    """Weight of rebuilding the encoder's features from the codes, linearly."""
+    loss: Literal["spectral", "info_nce"] = "spectral"
+    """What the encoder learns from, in two signed views: `spectral` takes time linear in the nodes,
+    `info_nce` (GRACE) quadratic. Both take all nodes of a step as negatives."""
     temperature: float = 0.4
     """Of `info_nce`; lower looks harder at the closest rivals."""
-    drop_edges: tuple[float, float] = (0.2, 0.4)
+    negatives: int | None = 1024
+    """Nodes of a step whose codes `info_nce` compares, drawn anew in each; None for all."""
+    spectral: float = 1.0
+    """Weight of the spectral loss of the codes, over all nodes of a step."""
+    reconstruction: float = 3.0
+    """Weight of rebuilding the encoder's features from the codes, linearly."""
+    start: float = 0.5
+    """Share of the steps after which the head starts, on clusters of the encoder's features."""
+    drop_edges: tuple[float, float] = (0.3, 0.3)
     """Share of edges that each view goes without."""
-    drop_features: tuple[float, float] = (0.3, 0.4)
+    drop_features: tuple[float, float] = (0.2, 0.2)
     """Share of feature columns that each view goes without."""
     adaptive: bool = False
     """Drop the less important edges and features more often, as GCA does."""
+    half_hop: float = 0.0
+    """Share of nodes that hear from their neighbours a step later in a view, as in Half-Hop."""
     neighbors: tuple[int, ...] | None = None
-    """Encode sampled neighbourhoods, this many neighbours per hop; None for the whole graph."""
-    batch_size: int | None = 256  # type: ignore[assignment]
-    """Nodes per step and process that are each other's negatives; None for all nodes."""
-    steps: int | None = 200
-    """Number of steps; None to count `epochs`."""
-    epochs: int = 1
-    """Passes over the nodes."""
-    lr: float = 5e-4
-    """Learning rate."""
-    weight_decay: float = 1e-5
+    """Encode sampled neighbourhoods, this many neighbours per hop."""
+    batch_size: int | None = None  # type: ignore[assignment]
+    """Nodes per step and process."""
+    steps: int | None = None
+    """Number of steps."""
+    epochs: int | None = None  # type: ignore[assignment]
+    """Passes over the nodes, instead of `steps`."""
+    lr: float | None = None  # type: ignore[assignment]
+    """Highest learning rate."""
+    weight_decay: float = 0.0
     """Pull of the weights towards zero."""
     warmup: float = 0.0
     """Share of the steps over which the learning rate rises."""
     schedule: Literal["cosine", "constant"] = "constant"
     """What the learning rate does after the warm-up."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.start < 1:
+            raise ValueError(f"start must lie in [0, 1), a share of the steps; got {self.start}")
+
+    def for_graph(self, nodes: int, edges: int) -> "GraphConfig":
+        """The config with what is None filled in by the rule; a batch of None is all nodes."""
+        settings = rule(nodes, edges)
+        sampled = self.neighbors is not None or settings.neighbors is not None
+        steps, epochs = self.steps, self.epochs
+        if steps is None and epochs is None:
+            steps, epochs = (None, 1) if sampled else (settings.steps, None)
+        return replace(
+            self,
+            neighbors=self.neighbors or settings.neighbors,
+            batch_size=self.batch_size or (min(_SAMPLED, nodes) if sampled else None),
+            steps=steps,
+            epochs=epochs or 1,
+            lr=self.lr or settings.lr,
+        )
+
+
+class Settings(NamedTuple):
+    """What follows from the size of a graph."""
+
+    width: int
+    dims: int
+    k: int
+    steps: int
+    lr: float
+    neighbors: tuple[int, ...] | None
+
+
+_SAMPLED = 2048
+"""Nodes of a step where neighbourhoods are sampled."""
+
+
+def rule(nodes: int, edges: int) -> Settings:
+    """One rule for any graph.
+
+    - `width` 256.
+    - `dims` one for every 32 nodes, rounded down to a power of two, 8 to 512: a dimension stands
+      for a community, not for a node.
+    - `k`, the active entries of a node, a twentieth of `dims`, at least two.
+    - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
+      negatives, for 100 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048
+      nodes with 10 neighbours and 5 of each of those, for one epoch.
+    - `lr` .001.
+
+    Example:
+        >>> rule(nodes=2708, edges=10556).dims
+        64
+        >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
+        (10, 5)
+    """
+    dims = 1 << max(3, min(9, (nodes // 32).bit_length() - 1))
+    return Settings(
+        width=256,
+        dims=dims,
+        k=active(dims),
+        steps=100 if nodes <= 10_000 else 60,
+        lr=1e-3,
+        neighbors=None if nodes <= WHOLE and edges <= _WHOLE_EDGES else (10, 5),
+    )
+
+
+def active(dims: int) -> int:
+    """Active entries of a node: a twentieth of the dimensions, at least two."""
+    return min(dims, max(2, dims // 20))

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,17 +13,18 @@ from torch.nn import functional as F
 
 from ncl_multi.data import planetoid
 from ncl_multi.data.fetch import cache, say, user_data
-from ncl_multi.data.networks import KINDS, as_data, read_graph
+from ncl_multi.data.networks import KINDS, as_data, degree_features, read_graph
 from ncl_multi.files import DAMAGE, read_torch
 
 try:
     from torch_geometric import datasets
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
+    from torch_geometric.io import read_npz
     from torch_geometric.utils import (
+        coalesce,
         is_undirected,
-        remove_self_loops,
         to_torch_csr_tensor,
         to_undirected,
     )
@@ -49,6 +50,7 @@ CLASSES: dict[str, list[str]] = {
 # biases drown them.
 _ROW_SUM = 20.0
 _MOSTLY_ZERO = 0.03
+_PIECE = 65_536
 _PARTS_OF_DATA = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
 
 
@@ -56,9 +58,9 @@ def load_graph(name: str) -> Data:
     """`cora`, `citeseer`, `pubmed`; a PyG dataset; or a file.
 
     A PyG dataset is named by its class, and its own name after a colon where it has one:
-    `KarateClub`, `Amazon:Photo`. A file is an edge list (csv, tsv, txt), GraphML, an adjacency
-    matrix (`scipy.sparse.save_npz`) or a `Data` (`torch.save(data, path)`), which is read with
-    `weights_only=True`: it cannot run code.
+    `KarateClub`, `Amazon:Photo`; NCL_DATA/graphs/amazon_photo.npz is taken first. A file is an edge
+    list (csv, tsv, txt), GraphML, an adjacency matrix (`scipy.sparse.save_npz`) or a `Data`
+    (`torch.save(data, path)`), which is read with `weights_only=True`: it cannot run code.
     """
     if name.lower() in CLASSES:
         return planetoid(name.lower())
@@ -76,6 +78,10 @@ def load_graph(name: str) -> Data:
     asked = inspect.signature(getattr(datasets, kind)).parameters
     if "name" in asked and asked["name"].default is inspect.Parameter.empty and not part:
         raise ValueError(f"{kind} holds several graphs: say which, as in Amazon:Photo")
+    given = user_data("graphs")
+    if given and (given / f"{kind}_{part}.npz".lower()).exists():
+        say(f"{name} from {given}")
+        return read_npz(str(given / f"{kind}_{part}.npz".lower()), to_undirected=True)
     folder = (user_data("pyg") or cache() / "pyg") / name.replace(":", "-")
     options = {"root": str(folder)} if "root" in asked else {}
     dataset = getattr(datasets, kind)(**options, **({"name": part} if part else {}))
@@ -87,28 +93,119 @@ def load_graph(name: str) -> Data:
 def prepare(data: Any, *, directed: bool = False) -> Data:
     """The graph as models take it, or an error that says what is wrong with it.
 
-    A networkx graph and a scipy matrix are taken, too; nodes without features get their degree.
+    A networkx graph and a scipy matrix are taken, too; nodes without features get their degree, as
+    do nodes whose features are all zero.
 
-    Self-loops go, since every encoder here adds a node to its own neighbourhood; edges are made to
-    run both ways unless `directed`; non-negative features, such as word counts, are scaled to one
-    sum a row. A node without edges is a graph of its own; edge weights are not used. Doing it twice
+    Self-loops go, since every encoder here adds a node to its own neighbourhood. Edges that occur
+    twice become one, their weights (`edge_weight`) added up, their features (`edge_attr`) averaged;
+    edges are made to run both ways unless `directed`. A node without edges is a graph of its own.
+    Features are not copied, so they may be mapped from a file (`torch.from_file`). Doing it twice
     changes nothing.
     """
+    if isinstance(data, HeteroData):
+        raise ValueError(
+            "a graph with several kinds of nodes or edges (HeteroData) is not taken: call "
+            "data.to_homogeneous() if all nodes have the same features"
+        )
     if not isinstance(data, Data) or (data.x is None and data.edge_index is not None):
         data = as_data(data)
     check(data)
-    edge_index, _ = remove_self_loops(data.edge_index)
-    if not directed and not is_undirected(edge_index, num_nodes=data.num_nodes):
-        say("directed edges are made to run both ways")
-        edge_index = to_undirected(edge_index, num_nodes=data.num_nodes)
-    ready = Data(x=data.x.float(), edge_index=edge_index, y=_labels(data))
-    if ready.x.min() >= 0:
-        ready.x = _ROW_SUM * F.normalize(ready.x, p=1.0, dim=1)
+    nodes = len(data.x)
+    ready = Data(x=data.x, edge_index=data.edge_index, y=_labels(data))
+    edge_index, values = _edges(data, directed)
+    ready.update({"edge_index": edge_index, **values})
+    largest, smallest = _extremes(data.x)
+    if largest == smallest == 0:
+        say("the features of all nodes are zero: those of their degree are used")
+        ready.x, smallest = degree_features(edge_index, nodes), 0.0
+    ready.counts = smallest >= 0
     for mask in ("train_mask", "val_mask", "test_mask"):
         # Datasets that come with several public splits keep them as columns: the first is taken.
         if mask in data and data[mask] is not None:
             ready[mask] = data[mask] if data[mask].ndim == 1 else data[mask][:, 0]
     return ready
+
+
+def encoder_input(data: Data, *, sparse: bool = False) -> Tensor:
+    """Features of a prepared graph or a part of it: non-negative ones scaled to one sum a row.
+
+    Features that are nearly all zero, such as words, become sparse rows if `sparse`.
+    """
+    x = data.x.float()
+    if sparse and x.count_nonzero() <= _MOSTLY_ZERO * x.numel():
+        with _no_word_of_beta():
+            x = x.to_sparse_csr()
+    if not data.counts:
+        return x
+    if x.layout != torch.sparse_csr:
+        return _ROW_SUM * F.normalize(x, p=1.0, dim=1)
+    scale = _ROW_SUM / data.x.sum(dim=1).clamp_min(1e-12).to(x.dtype)
+    values = x.values() * scale.repeat_interleave(x.crow_indices().diff())
+    return torch.sparse_csr_tensor(
+        x.crow_indices(), x.col_indices(), values, x.shape, check_invariants=False
+    )
+
+
+def _edges(data: Data, directed: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Edges without loops and repetitions, both ways unless directed; their weights, features."""
+    edge_index, nodes = data.edge_index, len(data.x)
+    values = _edge_values(data)
+    loops = edge_index[0] == edge_index[1]
+    if loops.any():
+        edge_index = edge_index[:, ~loops]
+        values = {name: value[~loops] for name, value in values.items()}
+    merged = coalesce(edge_index, num_nodes=nodes)
+    double = edge_index.shape[1] - merged.shape[1]
+    if double:
+        say(f"{double} edges occur more than once: each is used once")
+    names = list(values)
+    how = ["sum" if name == "edge_weight" else "mean" for name in names]
+    kept = {
+        name: coalesce(edge_index, values[name], num_nodes=nodes, reduce=reduce)[1]
+        for name, reduce in zip(names, how, strict=True)
+    }
+    if directed or is_undirected(merged, num_nodes=nodes):
+        return merged, kept
+    say("directed edges are made to run both ways")
+    if not kept:
+        return to_undirected(merged, num_nodes=nodes), {}
+    both = {
+        name: to_undirected(merged, value, num_nodes=nodes, reduce="mean")
+        for name, value in kept.items()
+    }
+    return next(iter(both.values()))[0], {name: value for name, (_, value) in both.items()}
+
+
+def _edge_values(data: Data) -> dict[str, Tensor]:
+    """Weights and features of the edges; features of one column are weights."""
+    weight, features = data.get("edge_weight", None), data.get("edge_attr", None)
+    values = {}
+    for name, given in (("edge_weight", weight), ("edge_attr", features)):
+        if given is None:
+            continue
+        if not isinstance(given, Tensor) or len(given) != data.edge_index.shape[1]:
+            got = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(
+                f"{name} must be a tensor with one row per edge, {data.edge_index.shape[1]}; "
+                f"got {got}"
+            )
+        if not given.isfinite().all():
+            raise ValueError(f"{name} contains NaN or infinity")
+        values[name] = given.float()
+    narrow = values.get("edge_attr")
+    if narrow is not None and narrow.ndim == 1:
+        narrow = values["edge_attr"] = narrow[:, None]
+    if narrow is not None and narrow.shape[1] == 1 and "edge_weight" not in values:
+        values["edge_weight"] = narrow[:, 0]
+    if "edge_weight" in values and (values["edge_weight"] < 0).any():
+        raise ValueError("edge_weight must not be negative")
+    return values
+
+
+def _extremes(x: Tensor) -> tuple[float, float]:
+    """Largest and smallest feature, in pieces: features may be mapped from a file."""
+    pieces = [piece.aminmax() for piece in x.split(_PIECE)]
+    return max(float(p.max) for p in pieces), min(float(p.min) for p in pieces)
 
 
 def check(data: Any) -> None:
@@ -127,7 +224,7 @@ def check(data: Any) -> None:
         )
     if len(x) < 2:
         raise ValueError(f"the graph is empty: at least two nodes are needed; got {len(x)}")
-    bad = (~x.isfinite()).any(dim=1).nonzero()[:, 0]
+    bad = torch.cat([(~rows.isfinite()).any(dim=1) for rows in x.split(_PIECE)]).nonzero()[:, 0]
     if len(bad):
         raise ValueError(
             f"features of {len(bad)} nodes hold NaN or infinity, the first is node {bad[0]}; "
@@ -155,19 +252,12 @@ def check(data: Any) -> None:
         )
 
 
-def lean(x: Tensor) -> Tensor:
-    """Features that are nearly all zero, such as words, as sparse rows; others as they are."""
-    if x.count_nonzero() > _MOSTLY_ZERO * x.numel():
-        return x
-    with _no_word_of_beta():
-        return x.to_sparse_csr()
-
-
-def adjacency(edge_index: Tensor, x: Tensor) -> Tensor:
+def adjacency(edge_index: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """Who sends to each node, a row a node, for a product with `x`: PyG wants it transposed."""
-    ones = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
+    if weight is None:
+        weight = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
     with _no_word_of_beta():
-        return to_torch_csr_tensor(edge_index.flip(0), ones, size=(len(x), len(x)))
+        return to_torch_csr_tensor(edge_index.flip(0), weight.to(x), size=(len(x), len(x)))
 
 
 @contextmanager
@@ -177,17 +267,56 @@ def _no_word_of_beta() -> Iterator[None]:
         yield
 
 
-def describe(name: str, data: Data, source: Data) -> tuple[list[str], list[str] | None]:
-    """What a person reads of each node: its text if the graph has one, else label and number."""
+class Nodes(NamedTuple):
+    """What a person reads of each node, the names of the classes, and words to name dimensions."""
+
+    items: list[str]
+    classes: list[str] | None
+    words: list[str] | None
+
+
+def describe(name: str, data: Data, source: Data) -> Nodes:
+    """Texts of the nodes if the graph has them, else their label, number and named features.
+
+    `source.feature_names`, one for each column of `x`, are the words of the nodes that have them.
+    """
+    nodes, y = int(data.num_nodes), data.y
+    classes = CLASSES.get(name.lower())
+    if y is not None and (y >= 0).any():
+        classes = classes or [f"class {c}" for c in range(int(y.max()) + 1)]
     for key in ("text", "raw_text", "raw_texts", "title"):
         texts = source.get(key, None)
-        if isinstance(texts, list) and len(texts) == data.num_nodes:
-            return [str(text) for text in texts], CLASSES.get(name.lower())
-    if data.y is None:
-        return [f"node {node}" for node in range(data.num_nodes)], None
-    classes = CLASSES.get(name.lower()) or [f"class {c}" for c in range(int(data.y.max()) + 1)]
-    labels = ["unlabelled" if label < 0 else classes[label] for label in data.y.tolist()]
-    return [f"{label}, node {node}" for node, label in enumerate(labels)], classes
+        if isinstance(texts, list) and len(texts) == nodes:
+            return Nodes([str(text) for text in texts], classes, [str(text) for text in texts])
+    items = [f"node {node}" for node in range(nodes)]
+    if y is not None and classes is not None:
+        labels = ["unlabelled" if label < 0 else classes[label] for label in y.tolist()]
+        items = [f"{label}, {item}" for label, item in zip(labels, items, strict=True)]
+    words = _feature_words(data.x, source.get("feature_names", None))
+    if words is not None:
+        items = [f"{item}: {own}" if own else item for item, own in zip(items, words, strict=True)]
+    return Nodes(items, classes, words)
+
+
+def _feature_words(x: Tensor, names: Any, most: int = 12) -> list[str] | None:
+    """The named features that a node has more of than most nodes, the most telling first."""
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != x.shape[1]:
+        got = len(names) if isinstance(names, list) else type(names).__name__
+        raise ValueError(f"feature_names must be a list of {x.shape[1]} names; got {got}")
+    usual, spread = x.float().mean(dim=0), x.float().std(dim=0).clamp_min(1e-9)
+    words = []
+    for row in x.split(_PIECE):
+        more = (row.float() - usual) / spread * (row != 0)
+        best = more.topk(min(most, len(names)), dim=1)
+        words += [
+            ", ".join(
+                str(names[column]) for column, size in zip(own, sizes, strict=True) if size > 0
+            )
+            for own, sizes in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+    return words
 
 
 def _saved(path: Path) -> Data:
@@ -230,6 +359,6 @@ def _labels(data: Data) -> Tensor | None:
         return None
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
-        say(f"labels of shape {tuple(y.shape)} are not one class a node; going on without")
+        say(f"labels of shape {tuple(y.shape)} are not one class per node, so they are not used")
         return None
     return y.nan_to_num(-1).long() if y.is_floating_point() else y.long()

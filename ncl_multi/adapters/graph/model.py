@@ -1,11 +1,12 @@
 """Non-negative graph contrastive learning: GRACE with codes that can be read.
 
 Example:
-    model = NonNegGraph(dims=256).fit(data)
+    model = NonNegGraph().fit(data)
     model.encode(data)  # scipy.sparse.csr_array, one unit row per node
 """
 
 import hashlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,18 +15,23 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ncl_multi.adapters.graph.config import GraphConfig
-from ncl_multi.adapters.graph.data import adjacency, lean, prepare
-from ncl_multi.adapters.graph.objective import GraphObjective, View
+from ncl_multi.adapters.graph.config import GraphConfig, Settings, active, rule
+from ncl_multi.adapters.graph.data import adjacency, encoder_input, prepare
+from ncl_multi.adapters.graph.objective import GraphObjective
 from ncl_multi.adapters.graph.sampling import neighbor_loader
+from ncl_multi.adapters.graph.views import View
+from ncl_multi.data.fetch import say
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.model import SparseModel, check_fits
+from ncl_multi.norm import SharedNorm
 
 try:
     from torch_geometric.data import Data
     from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
@@ -33,7 +39,13 @@ ENCODERS: dict[str, type[nn.Module]] = {"gcn": GCN, "gat": GAT, "sage": GraphSAG
 _TAKE_SPARSE = ("gcn", "gat")
 """Those that begin with a linear layer; the others sum over neighbours first."""
 _ONE_PRODUCT = ("gcn", "sage", "gin")
-"""Those whose sum over neighbours is a product with the adjacency matrix: no weights of edges."""
+"""Those whose sum over neighbours is a product with the adjacency matrix."""
+_EDGE_VALUES = {"gcn": "edge_weight", "gat": "edge_attr"}
+"""What of an edge an encoder takes, besides its ends."""
+
+
+_DIMS, _WIDTH = 256, 128
+"""Of a model that is made before it has seen a graph."""
 
 
 class NonNegGraph(
@@ -42,21 +54,23 @@ class NonNegGraph(
     tags=["graph", "non-negative-contrastive-learning", "sparse-embeddings"],
     paper_url="https://arxiv.org/abs/2403.12459",
 ):
-    """A graph encoder with a non-negative head, trained as GRACE is.
+    """A graph encoder with a non-negative head, trained by contrasting two views of the graph.
 
-    `fit` and `encode` take a PyG `Data` object; a code is a row per node.
+    `fit` and `encode` take a PyG `Data`, a networkx graph or a square scipy matrix; a code is a row
+    per node. Nodes that were not there in training can be encoded, too: pass a graph with them.
+    What is None follows from the graph it is fitted on, by `ncl_multi.adapters.graph.config.rule`.
 
     Args:
         dims: Number of non-negative dimensions.
         in_dim: Features of a node; None takes those of the graph it is fitted on.
-        encoder: `gcn`, `gat`, `sage` or `gin`, two layers of widths 2 * width and width; or a
-            module of your own, called as `encoder(x, edge_index)`. `load` must then be given such
-            a module again.
-        width: Width of the encoder's output.
-        encoder_activation: Any name PyG knows, such as `relu` or `prelu`; after both layers.
-        activation: See `NonNegHead`; `none` is the signed twin, GRACE.
-        density: See `NonNegHead`. None, without `k`: .016, but at least 130 nodes of the graph it
-            is fitted on.
+        encoder: `gcn`, `gat`, `sage` or `gin`, two layers; or a module of your own, called as
+            `encoder(x, edge_index)`, with `edge_weight` or `edge_attr` if its forward has such an
+            argument and the graph has them. `load` must then be given such a module again.
+        width: Width of both layers, and of the encoder's output.
+        encoder_activation: Any name PyG knows, such as `relu` or `prelu`; between the layers.
+        edge_dim: Features of an edge that `gat` takes; None takes those of the graph.
+        activation: See `NonNegHead`; `none` is the signed twin.
+        density: See `NonNegHead`.
         k: See `NonNegHead`.
         directed: Leave edges as they are, rather than making them run both ways.
         seed: Of the weights it starts with.
@@ -75,12 +89,13 @@ class NonNegGraph(
 
     def __init__(
         self,
-        dims: int = 256,
+        dims: int | None = None,
         *,
         in_dim: int | None = None,
         encoder: str | nn.Module = "gcn",
-        width: int = 128,
-        encoder_activation: str = "relu",
+        width: int | None = None,
+        encoder_activation: str = "prelu",
+        edge_dim: int | None = None,
         activation: Activation = "relu",
         batch_norm: bool = True,
         hidden_dim: int | None = None,
@@ -94,16 +109,23 @@ class NonNegGraph(
             raise ValueError(
                 f"encoder must be one of {', '.join(ENCODERS)}, or a module; got {encoder!r}"
             )
-        for name, size in {"in_dim": in_dim, "width": width}.items():
+        sizes = {"dims": dims, "in_dim": in_dim, "width": width, "edge_dim": edge_dim}
+        for name, size in sizes.items():
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1; got {size}")
         self.in_dim, self.directed, self.seed, self.width = in_dim, directed, seed, width
+        self.edge_dim = edge_dim
         self.name = encoder if isinstance(encoder, str) else None
         self.encoder_activation = encoder_activation
         self.takes_sparse = self.name in _TAKE_SPARSE
         self.one_product = self.name in _ONE_PRODUCT
-        self._options = HeadOptions(dims, hidden_dim, activation, batch_norm, density, k)
-        self._options.build(1)  # Refuses what does not fit together, before a graph is there.
+        self.edge_values = _EDGE_VALUES.get(self.name or "")
+        if isinstance(encoder, nn.Module):
+            taken = inspect.signature(encoder.forward).parameters
+            self.edge_values = next((v for v in ("edge_weight", "edge_attr") if v in taken), None)
+        head = HeadOptions(dims or _DIMS, hidden_dim, activation, batch_norm, density, k)
+        head.build(1)  # Refuses what does not fit together, before a graph is there.
+        self._options, self._dims = head, dims
         self.encoder: Any = None if self.name else encoder
         if in_dim is not None:
             self._make(in_dim)
@@ -120,13 +142,16 @@ class NonNegGraph(
     def represent(
         self, *views: View, rows: Int[Tensor, " n"] | None = None
     ) -> list[Float[Tensor, "n h"]]:
-        """What the encoder gives for every view, before the head."""
+        """What the encoder gives for every view, before the head: standardised unit rows."""
         encoded = [self._encode(*view) for view in views]
-        return encoded if rows is None else [h[rows] for h in encoded]
+        if rows is not None:
+            encoded = [h[rows] for h in encoded]
+        return [self._unit(h) for h in encoded]
 
-    def inputs(self, data: Data) -> Tensor:
-        """The nodes' features, sparse where that is faster for this encoder."""
-        return lean(data.x) if self.takes_sparse else data.x
+    def view_of(self, data: Data) -> View:
+        """The whole graph as this encoder takes it: features sparse where that is faster."""
+        edge_attr = data.get(self.edge_values, None) if self.edge_values else None
+        return View(encoder_input(data, sparse=self.takes_sparse), data.edge_index, edge_attr)
 
     @property
     def dims(self) -> int:
@@ -137,6 +162,7 @@ class NonNegGraph(
         return {
             "in_dim": self.in_dim, "encoder": self.name, "width": self.width,
             "encoder_activation": self.encoder_activation, "directed": self.directed,
+            "edge_dim": self.edge_dim,
         } | asdict(self.head.options)  # fmt: skip
 
     @classmethod
@@ -152,12 +178,20 @@ class NonNegGraph(
 
     def _make(self, in_dim: int) -> None:
         """Build what depends on the graph's features."""
+        self.width = self.width or _WIDTH
+        own = {"gat": {"edge_dim": self.edge_dim}, "gcn": {"normalize": False}}
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             if self.name:
                 self.encoder = ENCODERS[self.name](
-                    in_dim, 2 * self.width, 2, self.width, act=self.encoder_activation
+                    in_dim,
+                    self.width,
+                    2,
+                    self.width,
+                    act=self.encoder_activation,
+                    **own.get(self.name, {}),
                 )
+            self.standardise = SharedNorm(self.width)
             self.head = self._options.build(self.width)
         self.in_dim = in_dim
 
@@ -171,22 +205,16 @@ class NonNegGraph(
         from ncl_multi.training import fit as loop
 
         data = prepare(data, directed=self.directed)
-        nodes, head = len(data.x), self._options
-        config = config.for_rows(nodes, "nodes")
+        nodes, edges = len(data.x), data.num_edges
+        config = config.for_graph(nodes, edges).for_rows(nodes, "nodes")
         if self.in_dim is None:
-            if head.density is None and head.k is None and head.activation in ("relu", "rep_relu"):
-                # A dimension that fires for fewer nodes has next to none with a label.
-                head = replace(head, density=min(0.5, max(0.016, 130 / nodes)))
-            self._options = head
-            self._make(data.num_features)
-        elif data.num_features != self.in_dim:
-            raise ValueError(
-                f"this model takes {self.in_dim} features per node; got {data.num_features}"
-            )
+            self._follow(rule(nodes, edges), data)
+        self._check_fits(data)
         rows: Any = torch.arange(nodes)
         loader = DataLoader(rows, config.batch_size, shuffle=True, drop_last=True)
+        objective = GraphObjective(self, data, config)
         loop.fit(
-            GraphObjective(self, data, config),
+            objective,
             loader,
             config,
             optimizer=lambda weights: torch.optim.Adam(
@@ -194,27 +222,47 @@ class NonNegGraph(
             ),
             fingerprint=_fingerprint(data),
         )
-        return {"data": "graph", "nodes": nodes, "edges": data.num_edges}
+        objective.settle()
+        return {"data": "graph", "nodes": nodes, "edges": edges}
 
-    def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
-        self._check_made()
-        data = prepare(items, directed=self.directed)
+    def _follow(self, settings: Settings, data: Data) -> None:
+        """Build what was not given as the rule says for this graph."""
+        head = replace(self._options, dims=self._dims or settings.dims)
+        if head.density is None and head.k is None and head.activation in ("relu", "rep_relu"):
+            head = replace(head, k=active(head.dims))
+        self._options, self.width = head, self.width or settings.width
+        if self.name == "gat" and self.edge_dim is None and "edge_attr" in data:
+            self.edge_dim = data.edge_attr.shape[1]
+        self._make(data.num_features)
+
+    def _check_fits(self, data: Data) -> None:
+        """Refuse other features than it was made for; say what of the edges is not used."""
         if data.num_features != self.in_dim:
             raise ValueError(
                 f"this model takes {self.in_dim} features per node; got {data.num_features}"
             )
+        edge_dim = data.edge_attr.shape[1] if "edge_attr" in data else None
+        if self.edge_dim is not None and edge_dim != self.edge_dim:
+            raise ValueError(f"this model takes {self.edge_dim} features per edge; got {edge_dim}")
+        for values in ("edge_weight", "edge_attr"):
+            if values in data and values != self.edge_values:
+                taken = " or ".join(name for name, v in _EDGE_VALUES.items() if v == values)
+                say(f"{values} is not used: encoder {taken} would take it")
+
+    def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
+        self._check_made()
+        data = prepare(items, directed=self.directed)
+        self._check_fits(data)
         with torch.inference_mode():
             if batch_size is None:
-                yield self._encode(
-                    self.inputs(data).to(self.device), data.edge_index.to(self.device)
-                )
+                yield self._unit(self._encode(*self.view_of(data.to(self.device))))
                 return
             # One hop beyond the two layers: GCN weighs a neighbour by all of its edges.
             around = neighbor_loader(data, [-1, -1, -1])
             for nodes in torch.arange(len(data.x)).split(batch_size):
                 batch = around(nodes)
-                h = self._encode(batch.x.to(self.device), batch.edge_index.to(self.device))
-                yield h[: batch.batch_size]
+                h = self._encode(*self.view_of(batch.to(self.device)))
+                yield self._unit(h[: batch.batch_size])
 
     def _head(self, items: Any) -> nn.Module:
         self._check_made()
@@ -223,14 +271,22 @@ class NonNegGraph(
     def _became_signed(self) -> None:
         self._options = self._options.signed()
 
-    def _encode(self, x: Tensor, edge_index: Tensor) -> Float[Tensor, "nodes h"]:
+    def _unit(self, h: Float[Tensor, "n h"]) -> Float[Tensor, "n h"]:
+        """Clusters of rows of one length are clusters of directions, which is what a head reads."""
+        return F.normalize(self.standardise(h), dim=1)
+
+    def _encode(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
+    ) -> Float[Tensor, "nodes h"]:
+        if self.name == "gcn":
+            # Once for both layers.
+            edge_index, edge_attr = gcn_norm(edge_index, edge_attr, x.shape[0], dtype=x.dtype)
         if self.one_product and edge_index.device.type == "cpu":
             # Half the time and memory of PyG's messages, one per edge. Not measured on a GPU.
             with torch.sparse.check_sparse_tensor_invariants(enable=False):
-                h = self.encoder(x, adjacency(edge_index, x))
-        else:
-            h = self.encoder(x, edge_index)
-        return h if self.name is None else self.encoder.act(h)
+                return self.encoder(x, adjacency(edge_index, x, edge_attr))
+        values = {} if edge_attr is None else {str(self.edge_values): edge_attr}
+        return self.encoder(x, edge_index, **values)
 
 
 def _fingerprint(data: Data) -> str:

@@ -1,37 +1,46 @@
-"""What a graph is trained with: GRACE's contrast of two views, and two helpers of sparse codes."""
+"""What a graph is trained with: a signed contrast for the encoder, a non-negative one for codes."""
 
 from copy import copy
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.adapters.graph.config import GraphConfig
 from ncl_multi.adapters.graph.sampling import neighbor_loader
-from ncl_multi.adapters.graph.views import Adaptive, view
+from ncl_multi.adapters.graph.views import Adaptive, View, view
 from ncl_multi.distributed import gather
-from ncl_multi.head import NonNegHead
+from ncl_multi.head import NonNegHead, k_means
 from ncl_multi.losses import info_nce, reconstruction_loss, spectral
 
-View = tuple[Tensor, Tensor]
-"""Features of the nodes, dense or CSR, and the edges."""
+_CLUSTERED = 20_000
+"""Most nodes whose features are clustered for the start of the head."""
+_SETTLED, _PASSES = 5_000, 30
+"""Nodes that the head is settled on, and how often it sees them."""
+_LENGTH, _CODE_LENGTH = 1.0, 5.0
+"""Squared length of the rows that `spectral` contrasts, features and codes: what negatives weigh.
+On standardised features it is close to CCA-SSG's loss (arXiv 2106.12484)."""
 
 
 class GraphObjective(nn.Module):
     """Two views of the graph, each without some edges and features; a node's codes are a pair.
 
-    Sparse codes alone teach an encoder less than signed ones do, and forget some of what it knows.
-    So a signed head contrasts the same nodes, for the encoder's sake, and a linear map rebuilds the
-    encoder's features from the codes, for the head's. The signed twin needs neither.
+    The encoder learns from the contrast of its own features, which are signed. After a share
+    `config.start` of the steps the head starts on clusters of these features. From then on its
+    non-negative codes are contrasted by `info_nce` and `spectral`, and a linear map rebuilds the
+    features from them. No gradient goes from the codes to the encoder: sparse codes teach it less
+    than signed features do.
 
     Args:
         model: A `NonNegGraph`.
         data: The graph, as `prepare` returns it.
-        config: Views, loss and weights.
+        config: Views, losses and weights, as `GraphConfig.for_graph` returns it.
     """
 
     model: Any
+    started: Tensor
 
     def __init__(self, model: nn.Module, data: Any, config: GraphConfig):
         super().__init__()
@@ -39,52 +48,140 @@ class GraphObjective(nn.Module):
         self.data: Any = data
         self.around = neighbor_loader(data, list(config.neighbors)) if config.neighbors else None
         head: NonNegHead = self.model.head
-        helped = head.activation != "none"
-        self.signed = self.rebuild = None
-        if helped and config.signed:
-            self.signed = NonNegHead(head.in_dim, head.out_dim, activation="none")
-        if helped and config.reconstruction:
-            self.rebuild = nn.Linear(head.out_dim, head.in_dim)
+        self.rebuild = nn.Linear(head.out_dim, head.in_dim)
+        self.reading = config.start == 0
+        # Kept with the weights, so that a run that resumes does not start the head again.
+        self.register_buffer("started", torch.tensor(False))
         self._whole: dict[torch.device, Any] = {}
+
+    def anneal(self, progress: float) -> None:
+        """Start the head when its time has come; `fit` calls this before every step."""
+        self.reading = progress >= self.config.start
+        if self.reading and not self.started:
+            self.start_head()
+
+    @torch.no_grad()
+    def start_head(self) -> None:
+        """Let the dimensions start on cores of clusters of the encoder's features."""
+        self.model.eval()
+        h = self._features(_CLUSTERED)
+        self.model.train()
+        with torch.random.fork_rng():
+            torch.manual_seed(self.config.seed)
+            self.model.head.start_at(cluster_cores(h - h.mean(dim=0), self.model.head.out_dim))
+        self.started.fill_(True)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Fit the head's statistics and thresholds to the graph as it is, after training on views.
+
+        A view lacks features and edges, so more dimensions would fire for whole nodes.
+        """
+        model = self.model.train()
+        for running in (model.standardise, model.head.norm, model.head.centre):
+            if running is not None:
+                running.batches.zero_()
+        h = self._features(_SETTLED)
+        for _ in range(_PASSES):
+            model.head(h)
+        model.eval()
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of these nodes, and their codes in the first view."""
         config = self.config
-        x, edge_index, by_degree, rows = self._graph_around(nodes)
+        graph, by_degree, rows = self._graph_around(nodes)
         views = [
-            view(x, edge_index, edges=edges, features=features, adaptive=by_degree)
+            view(
+                *graph,
+                edges=edges,
+                features=features,
+                adaptive=by_degree,
+                half_hop=config.half_hop,
+            )
             for edges, features in zip(config.drop_edges, config.drop_features, strict=True)
         ]
         embedded = self.model.represent(*views, rows=rows)
-        codes = [self.model.head(h) for h in embedded]
-        loss = self._contrast(codes)
-        if self.signed is not None:
-            loss = loss + config.signed * self._contrast([self.signed(h) for h in embedded])
-        if self.rebuild is not None:
+        loss = self._signed_contrast(embedded)
+        if not self.reading:
+            with torch.no_grad():
+                codes = self.model.head(embedded[0])
+            # DDP wants every parameter to take part in every step.
+            idle = [*self.model.head.parameters(), *self.rebuild.parameters()]
+            return loss + sum(0 * weight.sum() for weight in idle), codes
+        codes = [self.model.head(h.detach()) for h in embedded]
+        loss = loss + self._contrast(codes)
+        if config.reconstruction:
             for z, h in zip(codes, embedded, strict=True):
                 rebuilt = self.rebuild(F.normalize(z, dim=1))
                 lost = reconstruction_loss(gather(rebuilt), gather(h))
                 loss = loss + config.reconstruction / 2 * lost
         return loss, codes[0]
 
-    def _contrast(self, codes: list[Tensor]) -> Tensor:
-        za, zb = map(gather, codes)
-        if self.config.loss == "spectral":
-            return spectral(za, zb)
-        return info_nce(za, zb, temperature=self.config.temperature, within_view=True)
+    def _signed_contrast(self, embedded: list[Tensor]) -> Tensor:
+        """Of the encoder's features: all rows of all processes are negatives."""
+        if self.config.loss == "info_nce":
+            return self._info_nce(*embedded)
+        return _spectral(embedded, _LENGTH)
 
-    def _graph_around(self, nodes: Tensor) -> tuple[Tensor, Tensor, Adaptive | None, Tensor]:
-        """Features, edges, GCA's factors and where the nodes of the batch are."""
+    def _contrast(self, codes: list[Tensor]) -> Tensor:
+        """Of the codes: `info_nce` of a draw of nodes, `spectral` of all."""
+        za, zb = codes
+        most = min(self.config.negatives or len(za), len(za))
+        drawn = torch.randperm(len(za), device=za.device)[:most]
+        loss = self._info_nce(za[drawn], zb[drawn])
+        if not self.config.spectral:
+            return loss
+        return loss + self.config.spectral * _spectral(codes, _CODE_LENGTH)
+
+    def _info_nce(self, za: Tensor, zb: Tensor) -> Tensor:
+        return info_nce(
+            za, zb, temperature=self.config.temperature, within_view=True, distributed=True
+        )
+
+    def _features(self, most: int) -> Tensor:
+        """What the encoder gives for at most so many nodes of the whole graph.
+
+        Every process draws the same nodes.
+        """
+        with torch.random.fork_rng():
+            torch.manual_seed(self.config.seed)
+            nodes = torch.randperm(len(self.data.x))[:most].to(self.started.device)
+            parts = [nodes] if self.around is None else nodes.split(self.config.batch_size)
+            embedded = []
+            for part in parts:
+                graph, _, rows = self._graph_around(part)
+                embedded += self.model.represent(graph, rows=rows)
+        return torch.cat(embedded)
+
+    def _graph_around(self, nodes: Tensor) -> tuple[View, Adaptive | None, Tensor]:
+        """The graph or a sample of it, GCA's factors, and where the nodes of the batch are."""
         if self.around is not None:
             part = self.around(nodes.cpu()).to(nodes.device)
             own = torch.arange(len(nodes), device=nodes.device)
-            return part.x, part.edge_index, self._by_degree(part), own
+            return self.model.view_of(part), self._by_degree(part), own
         if nodes.device not in self._whole:
             here = copy(self.data).to(nodes.device)
-            self._whole[nodes.device] = (
-                self.model.inputs(here), here.edge_index, self._by_degree(here),
-            )  # fmt: skip
+            self._whole[nodes.device] = self.model.view_of(here), self._by_degree(here)
         return *self._whole[nodes.device], nodes
 
     def _by_degree(self, data: Any) -> Adaptive | None:
         return Adaptive.by_degree(data.x, data.edge_index) if self.config.adaptive else None
+
+
+def _spectral(views: list[Tensor], length: float) -> Tensor:
+    """`spectral` of rows of one squared length, divided by it."""
+    za, zb = (length**0.5 * F.normalize(z, dim=1) for z in views)
+    return spectral(za, zb, distributed=True) / length
+
+
+def cluster_cores(h: Float[Tensor, "n h"], clusters: int) -> Float[Tensor, "m h"]:
+    """Where each of so many clusters is dense: the mean of the rows nearest to its centre.
+
+    k-means spends centres on rows that are like no others, and such a centre is a mixture of
+    whatever else is near. The mean of half of an average cluster's size, at least five rows, is
+    where rows are alike.
+    """
+    centres = k_means(h, clusters)
+    size = min(len(h), max(5, len(h) // (2 * clusters)))
+    nearest = (h @ F.normalize(centres, dim=1).T).topk(size, dim=0).indices
+    return h[nearest].mean(dim=0)

@@ -1,95 +1,119 @@
 """What a graph run leaves behind: features, figures, a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import normalize
 
+from ncl_multi.adapters.graph.data import Nodes
+from ncl_multi.adapters.graph.drawing import drawings
+from ncl_multi.adapters.graph.links import HiddenLinks
 from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import name_dimensions
 from ncl_multi.metrics import readability, readable_features
+from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.metrics.nodes import (
+    Split,
     agreement,
     k_means,
+    link_prediction,
     node_accuracy,
     random_split,
     strongest_dimension,
+    strongest_group,
 )
 from ncl_multi.report import table, write_json
 
 SHOWN = (
-    "encoder_accuracy",
-    "head_accuracy",
-    "sparsity",
-    "alive",
-    "class_consistency",
-    "purity_at_10",
-    "cluster_purity",
-    "intruder_labels",
-    "distinct",
-    "names_once",
-    "name_fit",
-    "nmi",
-    "ari",
-)
+    "encoder_accuracy", "head_accuracy", "active_dims", "purity_at_10", "distinct",
+    "class_consistency", "name_fit", "nmi", "group_nmi", "k_means_nmi", "link_auc",
+)  # fmt: skip
 
 
 def write_report(
     models: Mapping[str, NonNegGraph],
     data: Any,
-    items: Sequence[str],
-    classes: Sequence[str] | None,
+    nodes: Nodes,
     out: Path,
     *,
     data_name: str,
     seed: int,
+    hidden: HiddenLinks | None = None,
 ) -> dict[str, Any]:
     """Measure every model, print the table, and write features and figures to `out`.
 
-    What belongs to a model other than `ncl` is written to a folder of its name.
+    What belongs to a model other than `ncl` is written to a folder of its name. With `hidden` links
+    it also predicts them, from the graph without them.
     """
     figures = {}
     for name, model in models.items():
         folder = out if name == "ncl" else out / name
-        h, z = normalize(model.embed(data), dim=1), model.encode(data, dense=True)
+        h, z = model.embed(data), model.encode(data)
         about = {
             "model": model.name, "data": data_name, "split": "all", "seed": seed,
-            "activation": model.head.activation, "normalised": True, "classes": classes,
+            "activation": model.head.activation, "normalised": True, "classes": nodes.classes,
         }  # fmt: skip
-        for output, codes in (("encoder", h), ("head", z)):
-            features = Features(codes, data.y, list(items), about | {"output": output})
+        shown = {"names": node_names(z, data.y, nodes), "drawings": drawings(z, data.edge_index)}
+        for output, codes, more in (("encoder", h, {}), ("head", z, shown)):
+            features = Features(codes, data.y, nodes.items, about | {"output": output} | more)
             features.save(folder / "features" / f"all_{output}.safetensors")
-        row = measure(data, h, z, signed=model.head.activation == "none", seed=seed)
-        row |= readable_features(features).figures
+        row = measure(data, h, z, seed=seed) | readable_features(features).figures
+        if hidden is not None:
+            thin = hidden.graph
+            row |= link_prediction(model.encode(thin), hidden.linked, hidden.others)
+            encoder = link_prediction(model.embed(thin), hidden.linked, hidden.others)
+            row |= {f"encoder_{measure}": value for measure, value in encoder.items()}
         figures[name] = {"all": row}
         model.figures = {measure: round(value, 4) for measure, value in row.items()}
         model.save_pretrained(folder / "model")
     if data.y is None:
-        print("the graph has no labels: accuracy, class consistency and agreement are left out")
+        print("the graph has no labels: accuracy, purity and agreement are left out")
     write_json(out / "metrics.json", figures)
-    shown = {
+    rows = {
         name: {m: own["all"][m] for m in SHOWN if m in own["all"]} for name, own in figures.items()
     }
-    table(f"{data_name}, seed {seed}", shown)
+    table(f"{data_name}, seed {seed}", rows)
     return figures
 
 
-def measure(data: Any, h: Tensor, z: Any, *, signed: bool, seed: int) -> dict[str, float]:
-    """Accuracy of encoder and head on random and public splits; what the head's codes are like."""
+def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
+    """Accuracy of encoder and head, what the codes are like, and how they cluster the nodes.
+
+    Accuracy is on test nodes: of a random split, and of the public one if the graph has it.
+    """
     y = data.y
-    if y is None or not (y >= 0).any():
+    if y is None or len(y[y >= 0].unique()) < 2:
         return readability(z)
-    split = random_split(y, seed)
+    known = (y >= 0).nonzero()[:, 0]
+    split, classes = random_split(y, seed), len(y[known].unique())
     row = {
-        "encoder_accuracy": node_accuracy(h, y, *split),
-        "head_accuracy": node_accuracy(z, y, *split),
+        "encoder_accuracy": node_accuracy(h, y, split)["test"],
+        "head_accuracy": node_accuracy(z, y, split)["test"],
     }
-    if "train_mask" in data and "test_mask" in data:
-        public = data.train_mask.nonzero()[:, 0], data.test_mask.nonzero()[:, 0]
-        row["encoder_accuracy_public_split"] = node_accuracy(h, y, *public)
-        row["head_accuracy_public_split"] = node_accuracy(z, y, *public)
-    row |= readability(z[y >= 0], y[y >= 0])
-    clusters = k_means(z, len(y[y >= 0].unique()), seed) if signed else strongest_dimension(z)
-    return row | agreement(clusters, y)
+    if all(mask in data for mask in ("train_mask", "val_mask", "test_mask")):
+        public = Split(*(data[m].nonzero()[:, 0] for m in ("train_mask", "val_mask", "test_mask")))
+        row["encoder_accuracy_public_split"] = node_accuracy(h, y, public)["test"]
+        row["head_accuracy_public_split"] = node_accuracy(z, y, public)["test"]
+    rows = z[known if isinstance(z, Tensor) else known.numpy()]
+    row |= readability(rows, y[known])
+    row |= agreement(strongest_dimension(z), y)
+    for name, clusters in (
+        ("group", strongest_group(z, classes)),
+        ("k_means", k_means(z, classes, seed)),
+    ):
+        row |= {f"{name}_{m}": v for m, v in agreement(clusters, y).items() if m != "clusters"}
+    return row
+
+
+def node_names(z: Codes, y: Tensor | None, nodes: Nodes) -> list[str]:
+    """Names of dimensions from the nodes' words, else classes, else the two most typical nodes."""
+    if nodes.words is not None or nodes.classes is not None:
+        about = {"classes": nodes.classes}
+        return name_dimensions(Features(z, y, nodes.words, about))
+    names = []
+    for strongest in strongest_rows(unit_rows(z), 2):
+        typical = [nodes.items[row] for row in strongest if row >= 0]
+        names.append(f"like {', '.join(typical)}" if typical else "")
+    return names

@@ -1,20 +1,22 @@
-"""Two random views of a graph: some edges and some features gone, at random or the lesser ones."""
+"""Random views of a graph: edges and features dropped at random or by rank, slow nodes added."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 try:
-    from torch_geometric.utils import degree, dropout_edge, mask_feature
+    from torch_geometric.utils import degree
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 Edges = Int[Tensor, "2 edges"]
+EdgeValues = Float[Tensor, " edges"] | Float[Tensor, "edges values"]
 
 _MOST = 0.7
-"""GCA drops nothing more often than this, however unimportant."""
+"""GCA drops nothing more often than this, however unimportant, unless the share asked is larger."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +40,61 @@ class Adaptive:
         return cls(_factors(ends), _factors(x.abs().T @ degrees))
 
 
+class View(NamedTuple):
+    """A graph as encoders take it: features, dense or CSR; edges; weights or features of edges."""
+
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor | None = None
+
+
 def view(
     x: Tensor,
     edge_index: Edges,
+    edge_attr: EdgeValues | None = None,
     *,
     edges: float,
     features: float,
     adaptive: Adaptive | None = None,
-) -> tuple[Tensor, Int[Tensor, "2 kept"]]:
+    half_hop: float = 0.0,
+) -> View:
     """The graph without a share `edges` of its edges and `features` of its feature columns.
 
-    The same columns go for all nodes, as in GRACE. `x` may be sparse (CSR).
+    The same columns go for all nodes, as in GRACE. `x` may be sparse (CSR). `half_hop` is the share
+    of nodes whose neighbours reach them later; see `with_slow_nodes`.
     """
-    for name, share in (("edges", edges), ("features", features)):
+    shares = {"edges to drop": edges, "features to drop": features, "nodes to slow": half_hop}
+    for name, share in shares.items():
         if not 0 <= share < 1:
-            raise ValueError(f"the share of {name} to drop must lie in [0, 1); got {share}")
-    if adaptive is not None:
-        edge_index = edge_index[:, _kept(adaptive.edges, edges)]
-        return _columns(x, _kept(adaptive.features, features)), edge_index
+            raise ValueError(f"the share of {name} must lie in [0, 1); got {share}")
+    factors = adaptive or Adaptive(
+        torch.ones(edge_index.shape[1], device=x.device), torch.ones(x.shape[1], device=x.device)
+    )
+    kept = _kept(factors.edges, edges)
+    x, edge_index = _columns(x, _kept(factors.features, features)), edge_index[:, kept]
+    edge_attr = None if edge_attr is None else edge_attr[kept]
+    if half_hop:
+        if edge_attr is not None:
+            raise ValueError("half_hop has no weights for its new edges; this graph has weights")
+        return with_slow_nodes(x, edge_index, half_hop)
+    return View(x, edge_index, edge_attr)
+
+
+def with_slow_nodes(x: Tensor, edge_index: Edges, share: float) -> View:
+    """Half-Hop (PMC10559225): messages to a share of the nodes take a step longer.
+
+    Each edge into such a node passes through a new node halfway, which has the mean features of
+    both ends and also hears from the target. New nodes come after the real ones.
+    """
+    slowed = torch.rand(x.shape[0], device=x.device)[edge_index[1]] < share
+    source, target = edge_index[:, slowed]
+    slow = x.shape[0] + torch.arange(len(source), device=x.device)
+    new = [torch.stack(ends) for ends in ((source, slow), (slow, target), (target, slow))]
     if x.layout == torch.sparse_csr:
-        x = _columns(x, torch.rand(x.shape[1], device=x.device) >= features)
+        x = _with_mean_rows(x, source, target)
     else:
-        x, _ = mask_feature(x, p=features)
-    return x, dropout_edge(edge_index, p=edges)[0]
+        x = torch.cat([x, (x[source] + x[target]) / 2])
+    return View(x, torch.cat([edge_index[:, ~slowed], *new], dim=1))
 
 
 def _factors(weight: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -76,7 +110,7 @@ def _factors(weight: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def _kept(factor: Float[Tensor, " n"], share: float) -> Tensor:
-    return torch.rand_like(factor) >= (factor * share).clamp(max=_MOST)
+    return torch.rand_like(factor) >= (factor * share).clamp(max=max(_MOST, share))
 
 
 def _columns(x: Tensor, kept: Tensor) -> Tensor:
@@ -88,3 +122,16 @@ def _columns(x: Tensor, kept: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(
         x.crow_indices(), columns, values, x.shape, check_invariants=False
     )
+
+
+def _with_mean_rows(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Sparse rows, then the means of two rows each: a product with a matrix of ones and halves."""
+    nodes, new = x.shape[0], len(source)
+    own = torch.arange(nodes, device=x.device)
+    columns = torch.cat([own, torch.stack([source, target], dim=1).flatten()])
+    ends = torch.cat([own, nodes + 2 * torch.arange(new + 1, device=x.device)])
+    halves = torch.cat([torch.ones_like(own, dtype=x.dtype), x.values().new_full((2 * new,), 0.5)])
+    mix = torch.sparse_csr_tensor(
+        ends, columns, halves, (nodes + new, nodes), check_invariants=False
+    )
+    return mix @ x
