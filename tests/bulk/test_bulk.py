@@ -223,7 +223,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(model, texts, tmp_path, monkeypa
 def test_a_full_disk_leaves_whole_shards_only(model, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a dog\n")
-    (tmp_path / "in" / "b.txt").write_text("".join(f"{text}\n" for text in TEXTS * 8))
+    (tmp_path / "in" / "b.txt").write_text("".join(f"{text}\n" for text in TEXTS * 40))
 
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_whole_shards_only(model, tmp_path):
     assert in_another_process(full) == 7
     assert set(content(tmp_path / "out")) == {"manifest.json", "codes-00000.parquet"}
     counts = encode_files(model, tmp_path / "in", tmp_path / "out", progress=False)
-    assert counts == {"rows": 401, "rejects": 0, "shards": 2, "new": 1}
+    assert counts == {"rows": 2001, "rejects": 0, "shards": 2, "new": 1}
 
 
 def test_the_folder_of_another_run_is_refused_and_untouched(model, texts, tmp_path):
