@@ -17,7 +17,9 @@ from safetensors.numpy import save_file
 from ncl_multi import files
 from ncl_multi.files import (
     Expected,
+    atomic,
     atomic_folder,
+    link_equal_files,
     lock_folder,
     open_picture,
     read_json,
@@ -344,3 +346,30 @@ def test_a_picture_that_would_start_a_program_is_refused():
     assert Image.open(file).format == "EPS", "Pillow would give it to Ghostscript"
     with pytest.raises(ValueError, match="is not a picture"):
         open_picture(file.getvalue())
+
+
+def test_equal_files_share_their_place_and_others_stay(tmp_path):
+    for name, content in (("a", b"1"), ("deep/b", b"1"), ("c", b"2"), ("small", b"")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content * 2**20)
+    assert link_equal_files(tmp_path) == 2**20
+    assert (tmp_path / "a").samefile(tmp_path / "deep" / "b")
+    assert not (tmp_path / "a").samefile(tmp_path / "c")
+    assert link_equal_files(tmp_path) == 0
+    with atomic(tmp_path / "a") as unfinished:
+        unfinished.write_bytes(b"3")
+    assert (tmp_path / "deep" / "b").read_bytes() == b"1" * 2**20
+
+
+def test_what_killed_processes_left_of_a_file_is_removed(tmp_path):
+    with atomic(tmp_path / "a") as unfinished:
+        unfinished.write_text("1")
+        mine = unfinished.name
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = [mine.replace(str(os.getpid()), str(pid)) for pid in (ended.pid, os.getppid())]
+    for name in left:
+        (tmp_path / name).write_text("half")
+    with atomic(tmp_path / "a") as unfinished:
+        unfinished.write_text("2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a", left[1]])

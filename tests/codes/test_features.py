@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from scipy.sparse import csr_array
 
 from ncl_multi import Features
-from ncl_multi.codes.features import FORMAT, to_csr
+from ncl_multi.codes.features import FORMAT, join, to_csr
 
 ABOUT = {"model": "m", "split": "test", "seed": 3, "classes": ["cat", "dog"]}
 
@@ -255,3 +255,28 @@ def test_bad_features_are_refused_in_words():
         Features(codes(), y=torch.arange(3))
     with pytest.raises(ValueError, match="items must have one entry a row"):
         Features(codes(), items=["a"])
+
+
+def test_a_short_line_says_what_features_are():
+    items = [f"a long text number {row}" for row in range(1000)]
+    about = {"data": "mine.csv", "split": "train", "output": "head"}
+    features = Features(torch.eye(1000), torch.arange(1000), items, about)
+    said = "1000 x 1000 torch.float32, y, items, data='mine.csv', split='train', output='head'"
+    assert repr(features) == f"Features({said})"
+
+
+def test_splits_are_joined_marked_and_taken_together(tmp_path):
+    parts = {
+        "train": Features(torch.eye(4), torch.arange(4), list("abcd"), {"data": "d"}),
+        "test": Features(torch.eye(4)[:2], torch.arange(2), list("ef")),
+    }
+    both = Features.load(join(parts).save(tmp_path / "all.safetensors"))
+    assert both.items == list("abcdef")
+    assert both.y.tolist() == [0, 1, 2, 3, 0, 1]
+    assert both.split_of() == ["train"] * 4 + ["test"] * 2
+    fewer = both.take([0, 3, 5])
+    assert (fewer.items, fewer.split_of()) == (list("adf"), ["train", "train", "test"])
+    assert fewer.y.tolist() == [0, 3, 1]
+    for splits in ({"train": 7}, {"train": -1, "test": 7}, {"train": "6"}, [6], {"train": True}):
+        with pytest.raises(ValueError, match="splits must"):
+            Features(both.z, about={"splits": splits}).split_of()

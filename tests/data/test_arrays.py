@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ncl_multi.data.arrays import read_embeddings
+from ncl_multi.data.tables import read_table
 
 X = np.random.default_rng(0).standard_normal((7, 4))
 
@@ -138,3 +139,19 @@ def test_files_that_are_wrong_are_refused(tmp_path):
     (tmp_path / "y.npy").rename(tmp_path / "y.npz")
     with pytest.raises(ValueError, match=r"it is a .npy file"):
         read_embeddings(tmp_path / "y.npz")
+
+
+def test_files_that_take_much_more_memory_than_disk_are_refused(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    np.savez_compressed(tmp_path / "x.npz", x=X)
+    assert read_embeddings(tmp_path / "x.npz").shape == (7, 4)
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((2**20, 32), np.float32))
+    with pytest.raises(ValueError, match="its parts are larger than the file"):
+        read_embeddings(tmp_path / "x.npz")
+    rows = pa.DictionaryArray.from_arrays(pa.array(np.zeros(300, np.int32)), ["a " * 300_000])
+    parquet.write_table(pa.table({"text": rows.cast(pa.string())}), tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").stat().st_size < 10**6
+    with pytest.raises(ValueError, match="would take more than"):
+        read_table(tmp_path / "t.parquet")

@@ -224,3 +224,52 @@ def test_degree_features_do_not_depend_on_order_or_direction():
 def test_a_graph_without_edges_has_degree_features():
     none = torch.zeros(2, 0, dtype=torch.int64)
     assert degree_features(none, 3).tolist() == degrees_by_hand([], 3).tolist()
+
+
+# Files that claim more than they have
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"indptr": np.array([0, 10**7, *[12] * 11])}, "not an adjacency matrix"),
+        ({"indptr": np.array([0, 12, 0, *[12] * 10])}, "not an adjacency matrix"),
+        ({"indices": np.full(12, 12)}, "not an adjacency matrix"),
+        ({"indices": np.full(12, -1)}, "not an adjacency matrix"),
+        ({"format": np.array(b"bsr")}, "not an adjacency matrix"),
+        ({"data": np.zeros(2**25)}, "its parts are larger than the file"),
+    ],
+)
+def test_a_matrix_whose_numbers_lead_out_of_it_is_refused(tmp_path, change, complaint):
+    whole = {"data": np.ones(12), "indices": np.arange(12), "indptr": np.arange(13)}
+    whole |= {"shape": np.array([12, 12]), "format": np.array(b"csr")}
+    np.savez_compressed(tmp_path / "g.npz", **whole)
+    assert read_graph(tmp_path / "g.npz").num_nodes == 12
+    np.savez_compressed(tmp_path / "g.npz", **whole | change)
+    with pytest.raises(ValueError, match=complaint):
+        read_graph(tmp_path / "g.npz")
+
+
+@pytest.mark.parametrize(
+    ("graph", "complaint"),
+    [
+        (Data(edge_index=EDGES, num_nodes=2**40), "1099511627776 nodes and only 12 edges"),
+        (Data(edge_index=EDGES + 2**30), "nodes and only 12 edges"),
+        (Data(edge_index=EDGES + 2**40), "nodes must be numbers below 2147483648"),
+        (Data(edge_index=EDGES - 5), "nodes must be numbers below 2147483648; got -5 to 6"),
+        (coo_array(([1], ([0], [1])), shape=(2**40, 2**40)), "nodes and only 1 edges"),
+    ],
+)
+def test_a_graph_of_more_nodes_than_it_has_is_refused(graph, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        as_data(graph)
+
+
+def test_a_document_that_multiplies_itself_or_names_a_file_is_refused(tmp_path):
+    entities = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+    laughs = f'<!DOCTYPE x [<!ENTITY l0 "lol">{entities}]><graphml>&l9;</graphml>'
+    secret = '<!DOCTYPE x [<!ENTITY l SYSTEM "file:///etc/passwd">]><graphml>&l;</graphml>'
+    for text in (laughs, secret):
+        (tmp_path / "g.graphml").write_text(f'<?xml version="1.0"?>{text}')
+        with pytest.raises(ValueError, match="is not a whole GraphML file"):
+            read_graph(tmp_path / "g.graphml")
