@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ncl_multi.atlas.tables import NEAREST, NONE, REASONS, SHOWN, TOP, readings, tables
+from ncl_multi.atlas.tables import FITS, NEAREST, NONE, REASONS, SHOWN, TOP, readings, tables
 from ncl_multi.codes.features import Features, spread
 from ncl_multi.codes.names import name_sides
 from ncl_multi.files import atomic, open_picture
@@ -140,12 +140,13 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
     if classes:
         arrays["labels"] = labels
     per_side = NEAREST if len(sides) == 1 else 4
-    facts = []
+    facts, shown_names = [], []
     for number, space in enumerate(spaces):
         found, fact = tables(space.z, side_of, labels if classes else None, per_side)
-        read, more = readings(space.sides, space.names)
+        read, more, names = readings(space.sides, space.names)
         arrays |= {f"{number}.{name}": array for name, array in (found | read).items()}
         facts.append(more + fact)
+        shown_names.append(names)
     items = [text for side in sides for text in _texts(side)]
     about: dict[str, Any] = {
         "about": _describe(sides[0].about, len(items), total),
@@ -156,9 +157,10 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
         "shown": SHOWN,
         "nearest": per_side * len(sides),
         "reasons": REASONS,
+        "fits": FITS,
         "spaces": [
-            {"title": space.title, "names": space.names, "facts": fact}
-            for space, fact in zip(spaces, facts, strict=True)
+            {"title": space.title, "names": names, "facts": fact}
+            for space, names, fact in zip(spaces, shown_names, facts, strict=True)
         ],
     }
     room = LARGEST - len(_packed(about, arrays))

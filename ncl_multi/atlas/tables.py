@@ -28,6 +28,10 @@ TOP, SHOWN, NEAREST, REASONS = 12, 16, 6, 4
 NONE, UNIT = 65535, 32767
 """An empty place, and what stands for one."""
 
+FITS, _PURE = 0.3, 0.5
+"""A name must hold for this share of a dimension's ten strongest items. Where it does not, their
+class does if that share of them is of it."""
+
 _REPEATS = 0.5
 """Dimensions are near-duplicates if their ten strongest items overlap this much (Jaccard)."""
 
@@ -74,12 +78,13 @@ def tables(
 
 def readings(
     sides: Sequence[Features], names: Sequence[str]
-) -> tuple[dict[str, np.ndarray], list[tuple[str, str]]]:
-    """How readable each dimension is, which it repeats, and the figures of the whole.
+) -> tuple[dict[str, np.ndarray], list[tuple[str, str]], list[str]]:
+    """How readable each dimension is, which it repeats, the figures of the whole, and the names.
 
     Purity needs a side with labels and the fit of names one with words or labels; what a side
     lacks stays NaN. The score that orders the page is the mean of the two, and a dimension
-    called "mixed" has a fit of zero.
+    called "mixed" has a fit of zero. Figures of the whole are of the names as they were given;
+    one that does not fit then gets the class of the strongest items, if most are of one.
     """
     dims, facts = sides[0].dims, []
     nothing = np.full(dims, np.nan)
@@ -103,15 +108,30 @@ def readings(
         facts.append(("distinct", f"{distinct(sides[0].z):.2f}"))
     except NotMeasurableError:
         pass
+    names = list(names)
+    for dim in np.flatnonzero((purity >= _PURE) & ~(fit >= FITS) & (classes != NONE)):
+        label = _class_name(labelled, int(classes[dim]))
+        names[dim] = label if names[dim] in ("", MIXED) else f"{label}: {names[dim]}"
+        fit[dim] = purity[dim]
     mixed = np.array([name == MIXED for name in names])
     both = np.stack([purity, np.where(mixed, 0, fit)])
     known = ~np.isnan(both)
     score = np.where(known, both, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     found = {"purity": purity, "fit": fit, "score": np.where(known.any(axis=0), score, -1)}
-    return {name: values.astype("f4") for name, values in found.items()} | {
-        "commonClass": classes,
-        "leader": _leaders(sides[0], score),
-    }, facts
+    return (
+        {name: values.astype("f4") for name, values in found.items()}
+        | {
+            "commonClass": classes,
+            "leader": _leaders(sides[0], score),
+        },
+        facts,
+        names,
+    )
+
+
+def _class_name(labelled: Features | None, label: int) -> str:
+    classes = [] if labelled is None else labelled.about.get("classes") or []
+    return str(classes[label]) if label < len(classes) else f"class {label}"
 
 
 def _labelled(side: Features) -> Features | None:

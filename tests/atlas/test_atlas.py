@@ -195,7 +195,7 @@ def test_the_encoders_features_and_other_splits_are_left_out(tmp_path):
 
 
 def test_a_run_may_bring_names_of_its_own(tmp_path):
-    names = [f"concept {n}" for n in range(30)]
+    names = [f"{WORDS[n % 5]} {n}" for n in range(30)]
     example(names=names).save(tmp_path / "features" / "test.safetensors")
     about, _ = read(write_atlas(tmp_path))
     assert about["spaces"][0]["names"] == names
@@ -493,8 +493,13 @@ def test_a_page_of_16384_dimensions_opens_and_finds(browser, tmp_path):
 
 def test_a_name_that_fits_few_of_the_items_is_a_guess(browser, tmp_path):
     names = ["dog", "ship", "zebra", "car", "bird", "zebra", *["dog"] * 24]
-    example(names=names).save(tmp_path / "features" / "test.safetensors")
-    browser.open(write_atlas(tmp_path))
+    features = example(names=names)
+    # Dimension 2 fires for anything; 5 only for dogs, which is what it is then called.
+    features.z[:, 2] = torch.linspace(1, 2, 60)[torch.arange(60) * 7 % 60]
+    features.save(tmp_path / "features" / "test.safetensors")
+    path = write_atlas(tmp_path)
+    assert read(path)[0]["spaces"][0]["names"][5] == "dog: zebra"
+    browser.open(path)
     card = "document.querySelector('[data-dimension=\"2\"]')"
     assert browser.run(f"{card}.classList.contains('mixed')")
     assert browser.run(f"{card}.querySelector('.guess').textContent") == "zebra?"
