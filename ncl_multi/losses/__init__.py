@@ -3,7 +3,7 @@
 from ncl_multi.losses.correlation import correlation_loss
 from ncl_multi.losses.imitation import imitation
 from ncl_multi.losses.info_nce import InfoNCE, info_nce
-from ncl_multi.losses.lengths import unit_rows
+from ncl_multi.losses.lengths import normalize_rows
 from ncl_multi.losses.nonneg_cross_entropy import NonNegCrossEntropy, nonneg_cross_entropy
 from ncl_multi.losses.reconstruction import reconstruction_loss
 from ncl_multi.losses.spectral import Spectral, spectral
@@ -16,7 +16,7 @@ __all__ = [
     "imitation",
     "info_nce",
     "nonneg_cross_entropy",
+    "normalize_rows",
     "reconstruction_loss",
     "spectral",
-    "unit_rows",
 ]

@@ -12,9 +12,9 @@ from ncl_multi.losses import (
     imitation,
     info_nce,
     nonneg_cross_entropy,
+    normalize_rows,
     reconstruction_loss,
     spectral,
-    unit_rows,
 )
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -25,7 +25,7 @@ COSINE = {
     "simclr": lambda a, b: info_nce(a, b, within_view=True),
     "imitation": lambda a, b: imitation((a, b), (rows(len(a), 3, 7), rows(len(b), 3, 8)), 0.2),
     "correlation": lambda a, b: correlation_loss(a, b, rows(len(a), 1, 7)[:, 0]),
-    "unit rows": lambda a, b: spectral(unit_rows(a), unit_rows(b)),
+    "unit rows": lambda a, b: spectral(normalize_rows(a), normalize_rows(b)),
 }
 LOSSES = COSINE | {
     "spectral": spectral,

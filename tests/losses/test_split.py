@@ -19,9 +19,9 @@ from ncl_multi.losses import (
     correlation_loss,
     imitation,
     info_nce,
+    normalize_rows,
     reconstruction_loss,
     spectral,
-    unit_rows,
 )
 
 # Rows of each process, by how many there are: uneven, and one with a single row.
@@ -83,9 +83,18 @@ def cases():
     found["correlation"] = lambda za, zb, t: (
         t * correlation_loss(za, zb, own(torch.linspace(0, 1, 23)).double(), distributed=True)
     )
-    found["reconstruction"] = lambda za, zb, t: t * reconstruction_loss(za, zb, distributed=True)
-    found["unit rows"] = lambda za, zb, t: spectral(
-        unit_rows(za, distributed=True) * t, unit_rows(zb, distributed=True), distributed=True
+    # Only what was rebuilt has a gradient, so each view is rebuilt from the other.
+    found["reconstruction"] = lambda za, zb, t: (
+        t
+        * (
+            reconstruction_loss(za, zb, distributed=True)
+            + reconstruction_loss(zb, za, distributed=True)
+        )
+    )
+    found["normalized rows"] = lambda za, zb, t: spectral(
+        normalize_rows(za, distributed=True) * t,
+        normalize_rows(zb, distributed=True),
+        distributed=True,
     )
     # The loss as a part of what is trained, weighted differently by each process.
     found["weighted"] = lambda za, zb, t: (

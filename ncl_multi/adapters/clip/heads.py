@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ncl_multi.head import Activation, NonNegHead, k_means, top_k
-from ncl_multi.losses import InfoNCE, imitation, info_nce, spectral, unit_rows
+from ncl_multi.losses import InfoNCE, imitation, info_nce, normalize_rows, spectral
 
 Scalar = Float[Tensor, ""]
 _SQUARED_LENGTH = 16.0
@@ -199,7 +199,7 @@ def spectral_of_cosines(
         >>> spectral_of_cosines(torch.eye(3), 7 * torch.eye(3), 10.0)
         tensor(-2.)
     """
-    za, zb = (unit_rows(z, distributed=True) * squared_length**0.5 for z in (za, zb))
+    za, zb = (normalize_rows(z, distributed=True) * squared_length**0.5 for z in (za, zb))
     return spectral(za, zb, distributed=True) / squared_length
 
 
