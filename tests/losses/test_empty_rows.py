@@ -10,6 +10,7 @@ from ncl_multi import NonNegHead
 from ncl_multi.losses import (
     correlation_loss,
     imitation,
+    imitation_and_contrast,
     info_nce,
     nonneg_cross_entropy,
     normalize_rows,
@@ -24,6 +25,9 @@ COSINE = {
     "clip in tiles": lambda a, b: info_nce(a, b, tile=3),
     "simclr": lambda a, b: info_nce(a, b, within_view=True),
     "imitation": lambda a, b: imitation((a, b), (rows(len(a), 3, 7), rows(len(b), 3, 8)), 0.2),
+    "imitation and contrast": lambda a, b: sum(
+        imitation_and_contrast((a, b), (rows(len(a), 3, 7), rows(len(b), 3, 8)), 0.2)
+    ),
     "correlation": lambda a, b: correlation_loss(a, b, rows(len(a), 1, 7)[:, 0]),
     "unit rows": lambda a, b: spectral(normalize_rows(a), normalize_rows(b)),
 }

@@ -18,6 +18,7 @@ from ncl_multi.losses import (
     Spectral,
     correlation_loss,
     imitation,
+    imitation_and_contrast,
     info_nce,
     normalize_rows,
     reconstruction_loss,
@@ -80,6 +81,15 @@ def cases():
         found[f"imitation {most=}"] = lambda za, zb, t, m=most: imitation(
             (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m, distributed=True
         )
+        for grouped in (False, True):
+            found[f"imitation and contrast {most=} {grouped=}"] = (
+                lambda za, zb, t, m=most, g=grouped: sum(
+                    imitation_and_contrast(
+                        (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m,
+                        groups=own(GROUPS) if g else None, distributed=True,
+                    )
+                )
+            )  # fmt: skip
     found["correlation"] = lambda za, zb, t: (
         t * correlation_loss(za, zb, own(torch.linspace(0, 1, 23)).double(), distributed=True)
     )
@@ -182,6 +192,13 @@ def bad_input():
         "most",
         lambda: imitation((za, zb), (za, zb), 0.1, most=2 + last, distributed=True),
         "most 2, .*3",
+    )
+    yield (
+        "groups of an imitation",
+        lambda: imitation_and_contrast(
+            (za, zb), (za, zb), 0.1, groups=groups if last else None, distributed=True
+        ),
+        "groups False, .*True",
     )
     yield (
         "correlation",
