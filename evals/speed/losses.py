@@ -4,7 +4,7 @@ Usage:
     python evals/speed/losses.py
     python evals/speed/losses.py --rivals-up-to 32768   # the dense losses need 17 GB there
     python evals/speed/losses.py --processes 1 2 4      # the loss split, one thread per process
-    python evals/speed/losses.py --processes 4 --split-sizes 65536 512 --exchanges ring --repeats 1
+    python evals/speed/losses.py --processes 4 --split-sizes 65536 512 --exchanges ring --repeats 0
 """
 
 import time
@@ -37,7 +37,7 @@ def losses(
         processes: Measure the split loss instead, over so many processes with one thread each.
         split_sizes: Rows of all processes together, and dimensions, for the split loss.
         exchanges: How the processes of a split loss exchange rows.
-        repeats: Calls of which the fastest counts.
+        repeats: Calls of which the fastest counts; 0 measures only the memory of a split loss.
         out: File for the figures.
     """
     from ncl_multi.report import table, write_json
@@ -168,7 +168,8 @@ def _share(
         cpu.append(time.process_time() - cpu_start)
         dist.barrier()
         times.append(time.perf_counter() - start)
-    results.put({"ms": min(times) * 1e3, "CPU ms": min(cpu) * 1e3, "extra MB": extra})
+    timed = {"ms": min(times) * 1e3, "CPU ms": min(cpu) * 1e3} if repeats else {}
+    results.put({**timed, "extra MB": extra})
     dist.destroy_process_group()
 
 

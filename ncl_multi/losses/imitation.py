@@ -1,9 +1,11 @@
 """What one pair of views can teach another: which rows are near, and how near."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,15 +17,17 @@ from ncl_multi.distributed import (
     rank,
     world_size,
 )
-from ncl_multi.losses.checks import check_finite, check_together, sum_dtype
+from ncl_multi.losses.checks import check_finite, check_together, check_views, sum_dtype
+from ncl_multi.losses.info_nce import info_nce
 from ncl_multi.losses.lengths import with_lengths
 
 Scalar = Float[Tensor, ""]
+Views = tuple[Tensor, Tensor]
 
 
 def imitation(
-    pupil: tuple[Tensor, Tensor],
-    teacher: tuple[Tensor, Tensor],
+    pupil: Views,
+    teacher: Views,
     temperature: float | Scalar,
     *,
     most: int = 2048,
@@ -40,29 +44,53 @@ def imitation(
     after DDP's mean so is the gradient; each process keeps the logits of its share.
     """
     split = distributed and world_size() > 1
-    check = partial(_check, pupil, teacher)
     if split:
-        views = (*pupil, *teacher)
-        of_a = check_together(check, *views, temperature=temperature, most=most)
-        of_b = agree(None, len(pupil[1]), pupil[1].device)
-        pupil, teacher = (
-            (_first_of_all(za, of_a, most), _first_of_all(zb, of_b, most))
-            for za, zb in (pupil, teacher)
-        )
+        counts = _counts(pupil, teacher, temperature=temperature, most=most)
+        pupil, teacher = (_first_of_all(views, counts, most) for views in (pupil, teacher))
+    else:
+        _check(pupil, teacher)
+    pupil, teacher = ((za[:most], zb[:most]) for za, zb in (pupil, teacher))
+    with torch.no_grad():
+        wanted = _logits(*teacher, temperature, split)
+    return _divergence(_logits(*pupil, temperature, split), wanted, split)
+
+
+def imitation_and_contrast(
+    pupil: Views,
+    teacher: Views,
+    temperature: float | Scalar,
+    *,
+    groups: Int[Tensor, " n"] | None = None,
+    most: int = 2048,
+    distributed: bool = False,
+) -> tuple[Scalar, Scalar]:
+    """`imitation`, and the pupil's `info_nce`, from the same logits where all of them are kept.
+
+    That is up to `most` rows in all; the contrast of a larger batch is made in tiles.
+    """
+    split = distributed and world_size() > 1
+    check = partial(_check_pairs, pupil, teacher, groups, 1 if split else 2)
+    if split:
+        given = {"temperature": temperature, "most": most, "groups": groups is not None}
+        counts = _counts(pupil, teacher, check, **given)
     else:
         check()
+        counts = [len(pupil[0])], [len(pupil[1])]
+    if sum(counts[0]) > most:
+        said = imitation(pupil, teacher, temperature, most=most, distributed=distributed)
+        return said, info_nce(
+            *pupil, temperature=temperature, groups=groups, distributed=distributed
+        )
+    if split:
+        pupil, teacher = (_first_of_all(views, counts, most) for views in (pupil, teacher))
+        groups = None if groups is None else gather(groups, counts[0])
     with torch.no_grad():
-        wanted = _log_softmaxes(*teacher, temperature, most, split)
-    given = _log_softmaxes(*pupil, temperature, most, split)
-    both = (
-        F.kl_div(log_q, log_p, log_target=True, reduction="sum") / min(len(z), most)
-        for log_q, log_p, z in zip(given, wanted, pupil, strict=True)
-    )
-    loss = sum(both, given[0].new_zeros(())) / 2
-    return check_finite(all_reduce_sum(loss) if split else loss)
+        wanted = _logits(*teacher, temperature, split)
+    share = _logits(*pupil, temperature, split)
+    return _divergence(share, wanted, split), _contrast(share, groups, split)
 
 
-def _check(pupil: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> None:
+def _check(pupil: Views, teacher: Views) -> None:
     lengths = [[len(z) for z in views] for views in (pupil, teacher)]
     if lengths[0] != lengths[1]:
         raise ValueError(
@@ -71,27 +99,99 @@ def _check(pupil: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> None
         )
 
 
-def _first_of_all(z: Tensor, counts: list[int], most: int) -> Tensor:
-    """The first rows of the whole batch."""
+def _check_pairs(pupil: Views, teacher: Views, groups: Tensor | None, least_rows: int) -> None:
+    _check(pupil, teacher)
+    check_views(*pupil, least_rows)
+    if groups is not None and groups.shape != pupil[0].shape[:1]:
+        raise ValueError(
+            f"groups must have one entry per row, shape ({len(pupil[0])},); "
+            f"got {tuple(groups.shape)}"
+        )
+
+
+def _counts(
+    pupil: Views, teacher: Views, check: Callable[[], None] | None = None, **options: Any
+) -> tuple[list[int], list[int]]:
+    """Rows of each process in the one view and in the other, after all were found fit."""
+    check = check or partial(_check, pupil, teacher)
+    of_a = check_together(check, *pupil, *teacher, **options)
+    return of_a, agree(None, len(pupil[1]), pupil[1].device)
+
+
+def _first_of_all(views: Views, counts: tuple[list[int], list[int]], most: int) -> Views:
+    """The first rows of the whole batch, in both views."""
+    za, zb = (
+        gather(z[: first[rank()]], first)
+        for z, first in zip(views, (_first(c, most) for c in counts), strict=True)
+    )
+    return za, zb
+
+
+def _first(counts: list[int], most: int) -> list[int]:
+    """How many of the first `most` rows each process has."""
     ends = [min(sum(counts[: process + 1]), most) for process in range(len(counts))]
-    first = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return gather(z[: first[rank()]], first)
+    return [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _log_softmaxes(
-    za: Tensor, zb: Tensor, temperature: float | Scalar, most: int, split: bool
-) -> tuple[Tensor, Tensor]:
-    """Logarithms of the softmax of cosines over each row and each column, of a share of the rows.
+class _Share(NamedTuple):
+    """Logits of those `rows`, `of_all`, whose loss this process computes, against all columns."""
 
-    The product is divided, not the rows, which are much larger.
-    """
+    logits: Tensor
+    rows: slice
+    of_all: int
+
+
+def _logits(za: Tensor, zb: Tensor, temperature: float | Scalar, split: bool) -> _Share:
+    """Cosines over the temperature. The product is divided, not the rows, which are larger."""
     with torch.autocast(za.device.type, enabled=False):
-        sides = [with_lengths(z[:most], sum_dtype(za, zb)) for z in (za, zb)]
+        sides = [with_lengths(z, sum_dtype(za, zb)) for z in (za, zb)]
+        rows = slice(0, len(za))
         if split:
-            sides[0] = [part.tensor_split(world_size())[rank()] for part in sides[0]]
-        (za, lengths_a), (zb, lengths_b) = sides
+            shares = torch.arange(len(za)).tensor_split(world_size())
+            start = sum(map(len, shares[: rank()]))
+            rows = slice(start, start + len(shares[rank()]))
+        of_all, (zb, lengths_b) = len(za), sides[1]
+        za, lengths_a = (part[rows] for part in sides[0])
         logits = za @ zb.T / torch.outer(lengths_a, lengths_b) / temperature
-        by_column = logits.logsumexp(0)
-        if split:
-            by_column = all_reduce_logsumexp(by_column)
-        return logits.log_softmax(1), logits - by_column
+        return _Share(logits, rows, of_all)
+
+
+def _divergence(given: _Share, wanted: _Share, split: bool) -> Scalar:
+    """Kullback-Leibler of the softmax over each row and over each column, the mean of both."""
+    both = (
+        F.kl_div(log_q, log_p, log_target=True, reduction="sum") / count
+        for log_q, log_p, count in zip(
+            _log_softmaxes(given.logits, split),
+            _log_softmaxes(wanted.logits, split),
+            (given.of_all, given.logits.shape[1]),
+            strict=True,
+        )
+    )
+    loss = sum(both, given.logits.new_zeros(())) / 2
+    return check_finite(all_reduce_sum(loss) if split else loss)
+
+
+def _log_softmaxes(logits: Tensor, split: bool) -> tuple[Tensor, Tensor]:
+    """Logarithms of the softmax over each row and over each column."""
+    return logits.log_softmax(1), logits - _by_column(logits, split)
+
+
+def _by_column(logits: Tensor, split: bool) -> Tensor:
+    return all_reduce_logsumexp(logits.logsumexp(0)) if split else logits.logsumexp(0)
+
+
+def _contrast(share: _Share, groups: Tensor | None, split: bool) -> Scalar:
+    """`info_nce` of both ways round; rows and columns of the same number are partners."""
+    logits, rows = share.logits, share.rows
+    here = torch.arange(len(logits), device=logits.device)
+    partners = here, here + rows.start
+    matches = logits[partners]
+    if groups is not None:
+        ruled_out = groups[rows, None] == groups
+        ruled_out[partners] = False
+        # Not minus infinity: a column may have no rival in this share, and then no gradient.
+        logits = logits.masked_fill(ruled_out, torch.finfo(logits.dtype).min / 2)
+    # Every process knows all columns: it adds those of its own rows.
+    normalisers = logits.logsumexp(1) + _by_column(logits, split)[rows]
+    loss = (normalisers / 2 - matches).sum() / share.of_all
+    return check_finite(all_reduce_sum(loss) if split else loss)

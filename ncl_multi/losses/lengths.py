@@ -38,14 +38,14 @@ def with_lengths(
     return [rows, torch.linalg.vector_norm(rows, dim=1).clamp_min(_TINY)]
 
 
-def unit_rows(z: Tensor, *, distributed: bool = False) -> Tensor:
+def normalize_rows(z: Tensor, *, distributed: bool = False) -> Tensor:
     """Rows of length 1, in at least float32, with bounded gradients where a row is empty.
 
     `F.normalize` gives an empty row a gradient of 1e12. With `distributed=True` all processes call
     this together, each with its own rows, and what is nearly empty is told from all rows.
 
     Example:
-        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        >>> normalize_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
         [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     split = distributed and world_size() > 1

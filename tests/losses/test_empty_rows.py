@@ -10,11 +10,12 @@ from ncl_multi import NonNegHead
 from ncl_multi.losses import (
     correlation_loss,
     imitation,
+    imitation_and_contrast,
     info_nce,
     nonneg_cross_entropy,
+    normalize_rows,
     reconstruction_loss,
     spectral,
-    unit_rows,
 )
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -24,8 +25,11 @@ COSINE = {
     "clip in tiles": lambda a, b: info_nce(a, b, tile=3),
     "simclr": lambda a, b: info_nce(a, b, within_view=True),
     "imitation": lambda a, b: imitation((a, b), (rows(len(a), 3, 7), rows(len(b), 3, 8)), 0.2),
+    "imitation and contrast": lambda a, b: sum(
+        imitation_and_contrast((a, b), (rows(len(a), 3, 7), rows(len(b), 3, 8)), 0.2)
+    ),
     "correlation": lambda a, b: correlation_loss(a, b, rows(len(a), 1, 7)[:, 0]),
-    "unit rows": lambda a, b: spectral(unit_rows(a), unit_rows(b)),
+    "unit rows": lambda a, b: spectral(normalize_rows(a), normalize_rows(b)),
 }
 LOSSES = COSINE | {
     "spectral": spectral,

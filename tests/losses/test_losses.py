@@ -18,6 +18,7 @@ from ncl_multi.losses import (
     NonNegCrossEntropy,
     Spectral,
     imitation,
+    imitation_and_contrast,
     info_nce,
     nonneg_cross_entropy,
     spectral,
@@ -388,6 +389,30 @@ def test_imitation_is_its_formula_for_sides_of_any_length():
             apart = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
             total += apart / (2 * len(mine))
     assert imitation((za, zb), (ha, hb), 0.3).item() == pytest.approx(total, rel=1e-9)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("most", [7, 5])
+def test_imitation_and_contrast_are_both_losses(grouped, most):
+    pupil, teacher = views(), views(d=3, seed=4)
+    groups = torch.tensor([0, 1, 0, 2, 3, 2, 4]) if grouped else None
+    temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    together = imitation_and_contrast(pupil, teacher, temperature, groups=groups, most=most)
+    apart = (
+        imitation(pupil, teacher, temperature, most=most),
+        info_nce(*pupil, temperature=temperature, groups=groups),
+    )
+    leaves = (*pupil, temperature)
+    for one, other in zip(together, apart, strict=True):
+        assert one.item() == pytest.approx(other.item(), rel=1e-12)
+        for got, wanted in zip(
+            torch.autograd.grad(one, leaves, retain_graph=True),
+            torch.autograd.grad(other, leaves, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match="groups must have one entry per row"):
+        imitation_and_contrast(pupil, teacher, temperature, groups=torch.arange(3))
 
 
 def test_imitation_moves_the_pupil_alone_and_ends_where_both_are_alike():

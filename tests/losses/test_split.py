@@ -18,10 +18,11 @@ from ncl_multi.losses import (
     Spectral,
     correlation_loss,
     imitation,
+    imitation_and_contrast,
     info_nce,
+    normalize_rows,
     reconstruction_loss,
     spectral,
-    unit_rows,
 )
 
 # Rows of each process, by how many there are: uneven, and one with a single row.
@@ -80,12 +81,30 @@ def cases():
         found[f"imitation {most=}"] = lambda za, zb, t, m=most: imitation(
             (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m, distributed=True
         )
+        for grouped in (False, True):
+            found[f"imitation and contrast {most=} {grouped=}"] = (
+                lambda za, zb, t, m=most, g=grouped: sum(
+                    imitation_and_contrast(
+                        (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m,
+                        groups=own(GROUPS) if g else None, distributed=True,
+                    )
+                )
+            )  # fmt: skip
     found["correlation"] = lambda za, zb, t: (
         t * correlation_loss(za, zb, own(torch.linspace(0, 1, 23)).double(), distributed=True)
     )
-    found["reconstruction"] = lambda za, zb, t: t * reconstruction_loss(za, zb, distributed=True)
-    found["unit rows"] = lambda za, zb, t: spectral(
-        unit_rows(za, distributed=True) * t, unit_rows(zb, distributed=True), distributed=True
+    # Only what was rebuilt has a gradient, so each view is rebuilt from the other.
+    found["reconstruction"] = lambda za, zb, t: (
+        t
+        * (
+            reconstruction_loss(za, zb, distributed=True)
+            + reconstruction_loss(zb, za, distributed=True)
+        )
+    )
+    found["normalized rows"] = lambda za, zb, t: spectral(
+        normalize_rows(za, distributed=True) * t,
+        normalize_rows(zb, distributed=True),
+        distributed=True,
     )
     # The loss as a part of what is trained, weighted differently by each process.
     found["weighted"] = lambda za, zb, t: (
@@ -173,6 +192,13 @@ def bad_input():
         "most",
         lambda: imitation((za, zb), (za, zb), 0.1, most=2 + last, distributed=True),
         "most 2, .*3",
+    )
+    yield (
+        "groups of an imitation",
+        lambda: imitation_and_contrast(
+            (za, zb), (za, zb), 0.1, groups=groups if last else None, distributed=True
+        ),
+        "groups False, .*True",
     )
     yield (
         "correlation",

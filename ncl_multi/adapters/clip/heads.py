@@ -1,6 +1,5 @@
 """From features of two towers to codes in one space, and the loss that trains them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ncl_multi.head import Activation, NonNegHead, k_means, top_k
-from ncl_multi.losses import InfoNCE, imitation, info_nce, spectral, unit_rows
+from ncl_multi.losses import InfoNCE, imitation_and_contrast, info_nce, normalize_rows, spectral
 
 Scalar = Float[Tensor, ""]
 _SQUARED_LENGTH = 16.0
@@ -157,28 +156,26 @@ class ClipHeads(nn.Module):
         Processes that train together each pass their own rows, and get the loss of all of them.
         """
 
-        def contrast(za: Tensor, zb: Tensor, share: float = 1.0) -> Tensor:
-            loss = info_nce(za, zb, temperature=temperature, groups=groups, distributed=True)
-            if self.spectral == 0:
-                return loss
+        def spectral_part(za: Tensor, zb: Tensor, share: float = 1.0) -> Tensor | float:
             weight = share * self.spectral
-            return loss + weight * spectral_of_cosines(za, zb, _SQUARED_LENGTH)
+            return weight and weight * spectral_of_cosines(za, zb, _SQUARED_LENGTH)
 
+        whole = z_image, z_text
+        loss = info_nce(*whole, temperature=temperature, groups=groups, distributed=True)
+        loss = loss + spectral_part(*whole, _WHOLE_SHARE)
         if self.k is None:
-            return contrast(z_image, z_text, _WHOLE_SHARE)
-        k, whole = self.k, (z_image, z_text)
+            return loss
+        k = self.k
 
-        def of_cut(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-            # Wide codes take the most room, so they are cut again in the backward, not kept.
-            return checkpoint(
-                lambda *z: loss(*(top_k(side, k) for side in z)),
-                *whole,
-                use_reentrant=False,
-                preserve_rng_state=False,
+        def of_cut(*sides: Tensor) -> Tensor:
+            za, zb = (top_k(side, k) for side in sides)
+            imitated, contrasted = imitation_and_contrast(
+                (za, zb), whole, temperature, groups=groups, distributed=True
             )
+            return imitated + contrasted + spectral_part(za, zb)
 
-        loss = of_cut(lambda *cut: imitation(cut, whole, temperature, distributed=True))
-        return loss + of_cut(contrast) + contrast(*whole, _WHOLE_SHARE)
+        # Wide codes take the most room, so they are cut again in the backward, not kept.
+        return loss + checkpoint(of_cut, *whole, use_reentrant=False, preserve_rng_state=False)
 
     def _serve(self, z: Tensor) -> Tensor:
         return z if self.training or self.k is None else top_k(z, self.k)
@@ -199,7 +196,7 @@ def spectral_of_cosines(
         >>> spectral_of_cosines(torch.eye(3), 7 * torch.eye(3), 10.0)
         tensor(-2.)
     """
-    za, zb = (unit_rows(z, distributed=True) * squared_length**0.5 for z in (za, zb))
+    za, zb = (normalize_rows(z, distributed=True) * squared_length**0.5 for z in (za, zb))
     return spectral(za, zb, distributed=True) / squared_length
 
 

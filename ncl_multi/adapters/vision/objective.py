@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ncl_multi.adapters.vision.config import Loss
 from ncl_multi.adapters.vision.views import Views
-from ncl_multi.losses import info_nce, spectral, unit_rows
+from ncl_multi.losses import info_nce, normalize_rows, spectral
 
 
 class SimCLR(nn.Module):
@@ -33,7 +33,7 @@ class SimCLR(nn.Module):
         za, zb = z.chunk(2)
         if self.loss == "spectral":
             length = (2 / self.temperature) ** 0.5
-            za, zb = (length * unit_rows(view, distributed=True) for view in (za, zb))
+            za, zb = (length * normalize_rows(view, distributed=True) for view in (za, zb))
             return spectral(za, zb, distributed=True), z
         loss = info_nce(za, zb, temperature=self.temperature, within_view=True, distributed=True)
         return loss, z
