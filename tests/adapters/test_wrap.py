@@ -138,6 +138,14 @@ def test_k_keeps_the_largest_entries_of_a_unit_row(model):
         model.encode(SENTENCES, k=65)
 
 
+def test_a_query_may_have_more_entries_than_the_head_keeps(model):
+    whole = model.encode(SENTENCES, dense=True)
+    model.head.k = 5
+    got = model.encode(SENTENCES, k=9, dense=True)
+    torch.testing.assert_close(got, F.normalize(ncl.top_k(whole, 9), dim=1))
+    assert int((model.encode(SENTENCES, dense=True) > 0).sum(dim=1).max()) == 5
+
+
 def test_encoding_leaves_the_training_mode_as_it_was(model):
     model.train()
     model.encode(SENTENCES, progress=False)
