@@ -35,6 +35,7 @@ from ncl_multi.adapters.sentence.export import (
     export_onnx,
     export_sentence_transformers,
 )
+from ncl_multi.adapters.sentence.model import both_directions
 from ncl_multi.adapters.sentence.objective import (
     NonNegLoss,
     SentenceObjective,
@@ -419,21 +420,19 @@ def test_short_codes_are_compared_with_the_whole():
     assert "texts_ndcg_at_10_whole_query" not in truncated
 
 
-def test_a_head_started_on_axes_keeps_the_encoders_cosines():
-    from ncl_multi.head import sparse_axes
-
+def test_a_head_started_on_both_directions_keeps_the_encoders_cosines():
     h = torch.randn(200, 8, generator=torch.Generator().manual_seed(0)) + 3
     head, mean = ncl.NonNegHead(8, 16, batch_norm=False), h.mean(dim=0)
-    head.start_on(h - mean)
+    directions = both_directions(h - mean)
+    head.start_at(directions)
     head.centre_on(mean)
-    z = head.train()(h)
-    signed = z[:, ::2] - z[:, 1::2]
-    axes = sparse_axes(h - mean)
-    strongest = F.normalize(h - mean, dim=1).matmul(axes.T).square().mean(dim=0)
-    turned = (h - mean) @ axes[strongest.argsort(descending=True)].T
+    # What the directions say, put together again, is a multiple of the centred features.
+    rebuilt = head.train()(h) @ directions
     torch.testing.assert_close(
-        F.cosine_similarity(signed, turned), torch.ones(200), rtol=1e-4, atol=1e-4
+        F.cosine_similarity(rebuilt, h - mean), torch.ones(200), rtol=1e-4, atol=1e-4
     )
+    strength = F.normalize(h - mean, dim=1).matmul(directions.T).relu().square().mean(dim=0)
+    assert (strength.diff() <= 1e-6).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"k": 8}, {"k": 8, "hidden_dim": 24}])

@@ -316,12 +316,12 @@ def test_what_is_no_image_is_refused_with_its_row(tmp_path):
     good = np.zeros((16, 16, 3), dtype=np.uint8)
     (tmp_path / "text.png").write_text("no image")
     for bad in (None, 3, np.zeros((4, 4)), tmp_path / "text.png"):
-        with pytest.raises(ValueError, match="row 1 is no image"):
+        with pytest.raises(ValueError, match=r"row 1 is (no|not an) image"):
             model.encode([good, bad], progress=False)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="the folder holds no model"):
+    with pytest.raises(ValueError, match="the folder does not contain a model"):
         ncl.wrap(tmp_path)
     with pytest.raises(ValueError, match="does not contain a model written by save_pretrained"):
         NonNegEncoder.from_pretrained(tmp_path)

@@ -21,7 +21,7 @@ from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
 from ncl_multi.data.towers import minilm, wordllama
-from ncl_multi.head import Activation, HeadOptions, NonNegHead
+from ncl_multi.head import Activation, HeadOptions, NonNegHead, sparse_axes
 from ncl_multi.model import SparseModel, check_fits
 
 _KS = (8, 16, 32, 64, 128)
@@ -47,8 +47,8 @@ def wrap(
     Args:
         encoder: A name on the hub, a folder, or a loaded module (of transformers, or a
             `SentenceTransformer`).
-        dims: Width of the codes; None for twice that of the encoder, one dimension for either
-            direction of every axis.
+        dims: Width of the codes; None for seven quarters of the encoder's: both directions of every
+            axis, except those that hardly fire.
         pooling: `own` is what the model was made with: the modules of a sentence-transformers
             model, the last token of a decoder, the pooled output of CLIP. None takes it where there
             is one, else the mean of text tokens, or the class token of an image.
@@ -65,7 +65,7 @@ def wrap(
         trust_remote_code: Run code that comes with the model. Off unless asked for.
     """
     body = Encoder.load(encoder, pooling, tower, processor, trust_remote_code)
-    head = HeadOptions(dims or 2 * body.width, hidden_dim, activation, batch_norm, density, k)
+    head = HeadOptions(dims or 7 * body.width // 4, hidden_dim, activation, batch_norm, density, k)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = head.build(body.width)
@@ -155,7 +155,10 @@ class NonNegEncoder(
         h = cached_features(self, corpus.sentences, config.precision)
         if self.head.hidden_dim is None and config.start != "random":
             mean = h.mean(dim=0)
-            self.head.start_on(h - mean, config.start)
+            if config.start == "axes":
+                self.head.start_at(both_directions(h - mean)[: self.head.out_dim])
+            else:
+                self.head.start_on(h - mean, config.start)
             self.head.centre_on(mean)
         # Codes come out whole in training: the objective cuts them to each k.
         self.head.k = None
@@ -229,6 +232,27 @@ def _fresh_head(options: dict[str, Any], width: int) -> NonNegHead:
             f"belong to different models"
         )
     return HeadOptions(**given).build(width)
+
+
+def both_directions(
+    x: Float[Tensor, "n width"], most: int = 20_000
+) -> Float[Tensor, "directions width"]:
+    """Both directions of every axis along which features are sparse, the strongest first.
+
+    Directions are ranked one by one: of a skewed axis, one direction may hardly be among the
+    largest of any row. The axes are those of `most` random rows.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -0.1]])
+        >>> both_directions(x)[:2].abs().round()
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    sample = x if len(x) <= most else x[torch.randperm(len(x))[:most]]
+    axes = sparse_axes(sample)
+    directions = torch.cat([axes, -axes])
+    strength = (normalize(sample, dim=1) @ directions.T).relu().square().mean(dim=0)
+    return directions[strength.argsort(descending=True)]
 
 
 def _means(h: Tensor, owners: np.ndarray, count: int) -> Tensor:
