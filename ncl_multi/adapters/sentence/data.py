@@ -63,7 +63,11 @@ def read_examples(source: str | Path, columns: Sequence[str] | None = None) -> l
     """
     source = str(source)
     if source == "cranfield" or (Path(source) / "corpus.jsonl").is_file():
-        return list(data.collection(source).documents)
+        documents = data.collection(source).documents
+        texts = [text for text in documents if text]
+        if len(texts) < len(documents):
+            say(f"left out {len(documents) - len(texts)} documents without text")
+        return texts
     if columns and len(columns) > 3:
         raise ValueError(f"examples have one to three columns; got {', '.join(columns)}")
     table = read_table(source, columns=columns, known=NAMES)
