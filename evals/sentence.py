@@ -1,43 +1,95 @@
-"""How good are sparse sentence codes at k active dimensions, beside what else is short?
+"""How good are sparse sentence codes at k active entries, compared with what else is short?
+
+Figures of several runs, such as those of three seeds, are shown as mean and spread. Retrieval is
+shown as a share of what the whole encoder reaches.
 
 Usage:
     python evals/sentence.py runs/sentence_ncl
-    python evals/sentence.py runs/sentence_ncl --active 8 16 32 --plot sentence.png
+    python evals/sentence.py runs/seed0 runs/seed1 runs/seed2 --active 8 16 32 --plot sentence.png
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, Literal
 
 import tyro
 
 
 @dataclass(frozen=True)
 class Config:
-    """STS-B, Cranfield, bytes and search time of every method of a sentence run."""
+    """STS-B, SICK, CISI, LISA and Cranfield of sentence runs, by active entries."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder written by recipes/sentence_ncl.py."""
-    active: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
-    """Numbers of active dimensions."""
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders written by recipes/sentence_ncl.py."""
+    active: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """Numbers of active entries."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Precision of the encoder, as for the recipe."""
     plot: Path | None = None
-    """File for a plot of STS-B and Cranfield against active dimensions."""
+    """File for a plot of quality against active entries."""
     out: Path | None = None
     """File for the rows as JSON; none to print them only."""
 
 
+def evaluate(run: Path, active: tuple[int, ...], precision: str = "bf16") -> dict[str, Any]:
+    """Figures of the run's model, measured now, and of what the run compared it with."""
+    from functools import partial
+
+    import ncl_multi as ncl
+    from ncl_multi.adapters.sentence.corpus import cached_features
+    from ncl_multi.adapters.sentence.report import TextBenchmarks, quality, whole_codes
+    from ncl_multi.files import read_json
+
+    model = ncl.load(run)
+    judged = TextBenchmarks.of(partial(cached_features, model, precision=precision))
+    figures = quality(judged, {"ncl": whole_codes(model)}, active)
+    kept = read_json(run / "metrics.json") if (run / "metrics.json").is_file() else {}
+    return {name: row for name, row in kept.items() if "@" in name} | figures
+
+
+def shares(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The test figures of each method and k; nDCG as a share of the whole encoder's."""
+    dense = figures["dense"]["test"]
+    return {
+        name: {
+            measure: value / dense[measure.removesuffix("_whole_query")]
+            if "_ndcg_at_10" in measure
+            else value
+            for measure, value in row["test"].items()
+        }
+        for name, row in figures.items()
+    }
+
+
 def main(cfg: Config) -> None:
-    from ncl_multi.adapters.sentence.report import compare, plot
+    from ncl_multi.adapters.sentence.report import plot
     from ncl_multi.report import table, write_json
 
-    rows = compare(cfg.run, cfg.active)
-    table(f"{cfg.run}", {f"{row['method']} {row['active']}": row for row in rows})
+    if not cfg.runs:
+        raise ValueError("give at least one folder of a run")
+    measured = [evaluate(run, cfg.active, cfg.precision) for run in cfg.runs]
+    by_run = [shares(figures) for figures in measured]
+    rows: dict[str, dict[str, Any]] = {}
+    for name in sorted(by_run[0], key=_order):
+        same = [run[name] for run in by_run if name in run]
+        rows[name] = {}
+        for measure in same[0]:
+            values = [row[measure] for row in same]
+            spread = f" ({pstdev(values):.3f})" if len(values) > 1 else ""
+            rows[name][measure] = f"{mean(values):.3f}{spread}"
+    table(f"mean of {len(cfg.runs)} (spread)", rows)
     if cfg.plot is not None:
-        print(plot(rows, cfg.plot))
+        print(plot(measured[0], cfg.plot))
     if cfg.out is not None:
         write_json(cfg.out, rows)
-    for row in rows:
-        print(json.dumps(row))
+    print(json.dumps(rows))
+
+
+def _order(name: str) -> tuple[str, int]:
+    method, _, k = name.partition("@")
+    return method, int(k or 0)
 
 
 if __name__ == "__main__":

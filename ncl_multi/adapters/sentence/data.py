@@ -1,14 +1,19 @@
-"""Readers of sentences: examples with pairs, texts without, documents to be searched."""
+"""Texts to train on, by name or file: broad ones, captions, documents to be searched, your own."""
 
-import re
+import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from ncl_multi import data
 from ncl_multi.adapters.sentence.corpus import Corpus
 from ncl_multi.data.fetch import say
 from ncl_multi.data.tables import read_table
 
+Scored = Literal["stsb", "none"]
+NAMES = ("broad", "wordnet", "snli", "cranfield")
+HELD = 4000
+"""Entries of WordNet that `broad` and `wordnet` leave for `held_out`."""
 # Columns that say whether the two sentences of a row belong together.
 _JUDGEMENTS = ("score", "label", "gold_label", "similarity", "is_duplicate", "relevance")
 
@@ -16,36 +21,73 @@ _JUDGEMENTS = ("score", "label", "gold_label", "similarity", "is_duplicate", "re
 def read_corpus(
     source: str,
     limit: int | None = None,
-    texts: str = "none",
-    most: int | None = None,
+    scored: Scored = "none",
     columns: Sequence[str] | None = None,
 ) -> Corpus:
     """A corpus by name or file.
 
-    `stsb` as `texts` adds the pairs of the STS-B training split with their scores, and leaves out
-    every sentence that its dev or test split judges; sentences are the same if they differ in case
-    and punctuation only. The first `limit` examples are read, and of everything at most the first
-    `most`. `columns` are those of `read_examples`.
+    `broad` are dictionary entries of WordNet, each a text; entries with a sentence in which the
+    word is used; and triplets of SNLI: in this order 5 : 1 : 2. Of these named sets, sentences that
+    STS-B or SICK judge are left out; sentences are the same if they differ in case and punctuation
+    only. Your own texts are taken as they are.
+
+    Args:
+        source: `broad`, `wordnet`, `snli`; a file, or `hf:<name>` on the hub, see `read_examples`;
+            documents of `cranfield` or of a folder in the layout of BEIR.
+        limit: Take at most so many examples.
+        scored: `stsb` adds the pairs of the STS-B training split with their human scores.
+        columns: Those of `read_examples`.
     """
-    examples = read_examples(source, columns)[:limit][:most]
-    if source != "snli" and texts == "none":
-        return Corpus.of(examples, name=source)
-    held = {plain(s) for split in ("dev", "test") for side in data.stsb(split)[:2] for s in side}
-    scored: Sequence[tuple[Sequence[str], float]] = []
-    if texts == "stsb":
+    if source not in ("broad", "wordnet", "snli") and scored == "none":
+        return Corpus.of(read_examples(source, columns)[:limit], name=source)
+    judged = _judged()
+    kinds = _named(source, limit) or [read_examples(source, columns)[:limit]]
+    if source in NAMES:
+        kinds = [[row for row in examples if not judged & _plains(row)] for examples in kinds]
+    pairs: list[Any] = []
+    if scored == "stsb":
         first, second, scores = data.stsb("train")
-        pairs = zip(first, second, strict=True)
-        scored = list(zip(pairs, scores, strict=True))[:most]
+        pairs = list(zip(zip(first, second, strict=True), scores, strict=True))
+        kept = [pair for pair in pairs if not judged & _plains(pair[0])]
+        say(f"left out {len(pairs) - len(kept)} scored pairs with sentences that are judged")
+        pairs = kept
+    return Corpus.mixed(kinds, pairs, name=source)
 
-    def new(row: Sequence[str]) -> bool:
-        return not held & set(map(plain, row))
 
-    kept = [row for row in examples if new(row)]
-    judged = [(row, score) for row, score in scored if new(row)]
-    dropped = len(examples) + len(scored) - len(kept) - len(judged)
-    if dropped:
-        say(f"left out {dropped} examples whose sentences are in the STS-B dev or test split")
-    return Corpus.of(kept, judged, name=source)
+def read_examples(source: str | Path, columns: Sequence[str] | None = None) -> list[Any]:
+    """Texts, pairs or triplets of a table, and a notice of what was taken from it.
+
+    A csv, tsv, jsonl or parquet file, or `hf:<name>` on the hub: see `read_table` for its columns.
+    The lines of a txt file and the documents of `cranfield` or of a folder in the layout of BEIR
+    are texts.
+    """
+    source = str(source)
+    if source == "cranfield" or (Path(source) / "corpus.jsonl").is_file():
+        documents = data.collection(source).documents
+        texts = [text for text in documents if text]
+        if len(texts) < len(documents):
+            say(f"left out {len(documents) - len(texts)} documents without text")
+        return texts
+    if columns and len(columns) > 3:
+        raise ValueError(f"examples have one to three columns; got {', '.join(columns)}")
+    table = read_table(source, columns=columns, known=NAMES)
+    say(table.describe())
+    judged = [name for name in table.unused if name.lower() in _JUDGEMENTS]
+    if len(table.columns) > 1 and judged:
+        say(f"every row counts as a match, whatever its {judged[0]}: keep only rows that match")
+    return [row[0] for row in table.rows] if len(table.columns) == 1 else table.rows
+
+
+def held_out() -> tuple[list[str], list[int]]:
+    """Entries of WordNet that `broad` and `wordnet` leave out, and their categories."""
+    synsets = _shuffled()[:HELD]
+    return [synset.entry for synset in synsets], [synset.category for synset in synsets]
+
+
+def read_encoder(name: str) -> Any:
+    """An encoder for `wrap`: `minilm`, `mpnet` or `wordllama` from packages, or the name given."""
+    packaged = {"minilm": data.minilm, "mpnet": data.mpnet, "wordllama": data.wordllama}
+    return packaged[name]() if name in packaged else name
 
 
 def plain(sentence: str) -> str:
@@ -54,46 +96,38 @@ def plain(sentence: str) -> str:
     return " ".join("".join(letters).split())
 
 
-def read_examples(
-    source: str | Path, columns: Sequence[str] | None = None
-) -> list[tuple[str, ...]]:
-    """Sentences, pairs or triplets of a table, and a notice of what was taken from it.
-
-    A csv, tsv, jsonl or parquet file, or `hf:<name>` on the hub: see `read_table` for its columns.
-    Documents, of `cranfield` or the lines of a txt file, give pairs of a passage and its document.
-    """
-    source = str(source)
+def _named(source: str, limit: int | None) -> list[Any]:
+    """The kinds of examples of a named set."""
     if source == "snli":
-        return list(data.snli())
-    if source == "cranfield":
-        return passages_and_documents(data.cranfield().documents)
-    if columns and len(columns) > 3:
-        raise ValueError(f"examples have one to three columns; got {', '.join(columns)}")
-    table = read_table(source, columns=columns, known=("snli", "cranfield"))
-    say(table.describe())
-    judged = [name for name in table.unused if name.lower() in _JUDGEMENTS]
-    if len(table.columns) > 1 and judged:
-        say(f"every row counts as a match, whatever its {judged[0]}: keep only rows that match")
-    if source.lower().endswith(".txt"):
-        return passages_and_documents([text for (text,) in table.rows])
-    return table.rows
+        return [data.snli(limit)]
+    if source not in ("broad", "wordnet"):
+        return []
+    synsets = _shuffled()[HELD:]
+    entries = [synset.entry for synset in synsets]
+    # Shorter ones are phrases, which say little without the word they are examples of.
+    used = [(s.entry, text) for s in synsets for text in s.examples if len(text.split()) >= 4]
+    if source == "wordnet":
+        return [entries[:limit]]
+    limit = limit or 8 * len(entries) // 5
+    return [entries[: 5 * limit // 8], used[: limit // 8], data.snli(limit // 4)]
 
 
-def passages_and_documents(documents: Sequence[str]) -> list[tuple[str, ...]]:
-    """Sentences of documents, which stand for what may be asked, each with its document."""
-    pairs: list[tuple[str, ...]] = [(p, text) for text in documents for p in passages_of(text)]
-    if not pairs:
-        raise ValueError("no document has a sentence of five words or more")
-    return pairs
+def _shuffled() -> list[Any]:
+    """WordNet, always in the same random order."""
+    synsets = list(data.wordnet())
+    random.Random(0).shuffle(synsets)  # noqa: S311
+    return synsets
 
 
-def passages_of(document: str, most: int = 4) -> list[str]:
-    """The first sentence of a text and others spread over it, of five words or more.
+def _judged() -> set[str]:
+    """Sentences of STS-B's dev and test splits, and of SICK where NCL_DATA contains it."""
+    pairs = [data.stsb(split) for split in ("dev", "test")]
+    try:
+        pairs += [data.sick(split) for split in ("train", "trial")]
+    except FileNotFoundError:
+        say("SICK is not in NCL_DATA: its sentences cannot be left out")
+    return {plain(text) for first, second, _ in pairs for text in (*first, *second)}
 
-    Example:
-        >>> passages_of("A wing in a slipstream. Yes. It was tested in a tunnel.")
-        ['A wing in a slipstream.', 'It was tested in a tunnel.']
-    """
-    parts = re.split(r"(?<=[.?!])\s+", document)
-    parts = [part for part in parts if len(part.split()) >= 5]
-    return parts[:: max(1, -(-len(parts) // most))]
+
+def _plains(row: Any) -> set[str]:
+    return {plain(row)} if isinstance(row, str) else {plain(text) for text in row}

@@ -1,5 +1,6 @@
 """A Hugging Face model as a plain encoder: items in, one vector each out."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -109,15 +110,39 @@ class Encoder(nn.Module):
             }
         if self.tower == "image":
             return {"pixel_values": self.processor(images=items, return_tensors="pt").pixel_values}
-        most = getattr(self.model.config, "max_position_embeddings", None)
-        limit = min(self.processor.model_max_length, most or 8192)
         if self.processor.pad_token is None:
             self.processor.pad_token = self.processor.eos_token
         return dict(
             self.processor(
-                items, padding=True, truncation=True, max_length=limit, return_tensors="pt"
+                items, padding=True, truncation=True, max_length=self.window, return_tensors="pt"
             )
         )
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of a text that are read at once; None if there is no limit."""
+        if self.tower != "text":
+            return None
+        if self.stock:
+            most = getattr(self.model, "max_seq_length", None)
+            return None if most is None or most == float("inf") else int(most)
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        return min(self.processor.model_max_length, most or 8192)
+
+    def passages(self, text: str) -> list[str]:
+        """A text in as few pieces of about equal length as are needed to read all of it."""
+        # A token has at least one letter, so most texts need not be counted.
+        if self.window is None or len(text) <= self.window:
+            return [text]
+        tokenizer: Any = self.model.tokenizer if self.stock else self.processor
+        count = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+        if count <= self.window:
+            return [text]
+        # Words have different numbers of tokens: pieces of equal words need room to differ.
+        words, pieces = text.split(), -(-count // int(0.9 * self.window))
+        ends = [len(words) * piece // pieces for piece in range(pieces + 1)]
+        parts = [" ".join(words[start:end]) for start, end in pairwise(ends)]
+        return [part for part in parts if part] or [text]
 
     def forward(self, inputs: dict[str, Tensor]) -> Float[Tensor, "n width"]:
         if self.stock:

@@ -1,7 +1,7 @@
 """`wrap`: any Hugging Face encoder, of text or of images, with a non-negative head."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
@@ -20,7 +21,7 @@ from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
 from ncl_multi.data.towers import minilm, wordllama
-from ncl_multi.head import Activation, HeadOptions, NonNegHead
+from ncl_multi.head import Activation, HeadOptions, NonNegHead, sparse_axes
 from ncl_multi.model import SparseModel, check_fits
 
 _KS = (8, 16, 32, 64, 128)
@@ -28,14 +29,14 @@ _KS = (8, 16, 32, 64, 128)
 
 def wrap(
     encoder: str | Path | nn.Module,
-    dims: int | None = 2048,
+    dims: int | None = None,
     *,
     pooling: Pooling | None = None,
     tower: Tower | None = None,
     processor: Any = None,
     hidden_dim: int | None = None,
     activation: Activation = "relu",
-    batch_norm: bool = True,
+    batch_norm: bool = False,
     density: float | None = None,
     k: int | None = None,
     seed: int = 0,
@@ -46,7 +47,8 @@ def wrap(
     Args:
         encoder: A name on the hub, a folder, or a loaded module (of transformers, or a
             `SentenceTransformer`).
-        dims: Width of the codes; None for twice that of the encoder.
+        dims: Width of the codes; None for seven quarters of the encoder's: both directions of every
+            axis, except those that hardly fire.
         pooling: `own` is what the model was made with: the modules of a sentence-transformers
             model, the last token of a decoder, the pooled output of CLIP. None takes it where there
             is one, else the mean of text tokens, or the class token of an image.
@@ -55,14 +57,15 @@ def wrap(
             to it.
         hidden_dim: Like the other options up to `k`, for `NonNegHead`.
         activation: See `NonNegHead`.
-        batch_norm: See `NonNegHead`.
+        batch_norm: See `NonNegHead`. Off, because it gives axes along which texts hardly differ as
+            much weight as others: nearest neighbours are then further from the encoder's.
         density: See `NonNegHead`.
         k: See `NonNegHead`.
         seed: Of the weights the head starts with.
         trust_remote_code: Run code that comes with the model. Off unless asked for.
     """
     body = Encoder.load(encoder, pooling, tower, processor, trust_remote_code)
-    head = HeadOptions(dims or 2 * body.width, hidden_dim, activation, batch_norm, density, k)
+    head = HeadOptions(dims or 7 * body.width // 4, hidden_dim, activation, batch_norm, density, k)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = head.build(body.width)
@@ -77,8 +80,9 @@ class NonNegEncoder(
 ):
     """An encoder with a non-negative head, made by `wrap`.
 
-    `fit` takes texts, pairs, triplets (anchor, positive, negative) or a `Corpus`. The encoder stays
-    frozen unless the config says `finetune`.
+    `fit` takes texts, documents, pairs, triplets (anchor, positive, negative) or a `Corpus`. The
+    encoder stays frozen unless the config says `finetune`. Texts longer than the encoder's window
+    are read in passages; their features are the mean.
     """
 
     kind = "sentence"
@@ -144,21 +148,28 @@ class NonNegEncoder(
 
         if self.encoder.tower != "text":
             raise ValueError("fit needs a text encoder; for images use NonNegVision or NonNegClip")
-        corpus = data if isinstance(data, Corpus) else Corpus.of(data)
+        corpus = data if isinstance(data, Corpus) else Corpus.of(data, passages=config.passages)
         config = config.for_rows(len(corpus.examples), "examples")
         k = self.head.k
         ks = config.k or (None if k is None else (*(n for n in _KS if n < k), k))
-        h = cached_features(self, corpus.sentences)
+        h = cached_features(self, corpus.sentences, config.precision)
         if self.head.hidden_dim is None and config.start != "random":
-            self.head.start_on(h, config.start)
+            mean = h.mean(dim=0)
+            if config.start == "axes":
+                self.head.start_at(both_directions(h - mean)[: self.head.out_dim])
+            else:
+                self.head.start_on(h - mean, config.start)
+            self.head.centre_on(mean)
         # Codes come out whole in training: the objective cuts them to each k.
         self.head.k = None
         objective = SentenceObjective(self if config.finetune else self.head, corpus, h, ks, config)
         loader = DataLoader(
             Rows(corpus.examples), config.batch_size, collate_fn=Rows.together, drop_last=True
         )
+        # A head on cached features is too small to gain from half precision.
+        plan = config if config.finetune else replace(config, precision="fp32")
         try:
-            loop.fit(objective, loader, config, fingerprint=corpus.fingerprint())
+            loop.fit(objective, loader, plan, fingerprint=corpus.fingerprint())
         finally:
             self.head.k = max(ks) if ks else k
         self.encoder.to(self.device)
@@ -173,20 +184,31 @@ class NonNegEncoder(
         with tqdm(total=total, unit="item", disable=not progress, delay=2) as bar:
             while window := list(islice(read, size * self.window)):
                 ready = [checked(row, item, self.encoder.tower) for row, item in window]
+                pieces, owners = self._pieces(ready)
                 # Longest first: a batch that does not fit in memory fails at once.
-                order = np.argsort([-length(item) for item in ready], kind="stable")
-                parts = []
-                for start in range(0, len(ready), size):
+                order = np.argsort([-length(piece) for piece in pieces], kind="stable")
+                parts, shown = [], 0
+                for start in range(0, len(pieces), size):
                     rows = order[start : start + size]
                     with torch.inference_mode():
-                        h = self._features([ready[row] for row in rows])
+                        h = self._features([pieces[row] for row in rows])
                     bad = (~h.isfinite().all(dim=1)).nonzero()
                     if len(bad):
-                        row = window[rows[int(bad[0])]][0]
+                        row = window[owners[rows[int(bad[0])]]][0]
                         raise ValueError(f"the encoder gives NaN or infinity for row {row}")
                     parts.append(h)
-                    bar.update(len(rows))
-                yield torch.cat(parts)[np.argsort(order)]
+                    done = (start + len(rows)) * len(window) // len(pieces)
+                    bar.update(done - shown)
+                    shown = done
+                yield _means(torch.cat(parts)[np.argsort(order)], owners, len(window))
+
+    def _pieces(self, items: list[Any]) -> tuple[list[Any], np.ndarray]:
+        """What the encoder reads, long texts in passages, and the row that each belongs to."""
+        if self.encoder.tower != "text":
+            return items, np.arange(len(items))
+        passages = [self.encoder.passages(text) for text in items]
+        owners = np.repeat(np.arange(len(items)), [len(own) for own in passages])
+        return [passage for own in passages for passage in own], owners
 
     def _features(self, items: list[Any]) -> Tensor:
         inputs = self.encoder.prepare(items)
@@ -210,3 +232,36 @@ def _fresh_head(options: dict[str, Any], width: int) -> NonNegHead:
             f"belong to different models"
         )
     return HeadOptions(**given).build(width)
+
+
+def both_directions(
+    x: Float[Tensor, "n width"], most: int = 20_000
+) -> Float[Tensor, "directions width"]:
+    """Both directions of every axis along which features are sparse, the strongest first.
+
+    Directions are ranked one by one: of a skewed axis, one direction may hardly be among the
+    largest of any row. The axes are those of `most` random rows.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -0.1]])
+        >>> both_directions(x)[:2].abs().round()
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    sample = x if len(x) <= most else x[torch.randperm(len(x))[:most]]
+    axes = sparse_axes(sample)
+    directions = torch.cat([axes, -axes])
+    strength = (normalize(sample, dim=1) @ directions.T).relu().square().mean(dim=0)
+    return directions[strength.argsort(descending=True)]
+
+
+def _means(h: Tensor, owners: np.ndarray, count: int) -> Tensor:
+    """The mean of the rows of each owner, as long as they are on average."""
+    if len(h) == count:
+        return h
+    owner = torch.from_numpy(owners).to(h.device)
+    size = torch.bincount(owner, minlength=count)[:, None]
+    mean = torch.zeros(count, h.shape[1], device=h.device).index_add_(0, owner, h) / size
+    length = torch.zeros(count, 1, device=h.device)
+    length = length.index_add_(0, owner, h.norm(dim=1, keepdim=True)) / size
+    return torch.where(size > 1, normalize(mean, dim=1) * length, mean)

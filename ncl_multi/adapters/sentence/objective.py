@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.adapters.sentence.config import Loss, SentenceConfig
-from ncl_multi.adapters.sentence.corpus import Corpus, Neighbours
+from ncl_multi.adapters.sentence.corpus import Corpus, Examples
 from ncl_multi.distributed import gather
-from ncl_multi.head import top_ks
+from ncl_multi.head import top_k, top_ks
 from ncl_multi.losses import correlation_loss, info_nce, spectral
 
 Codes = Float[Tensor, "n d"]
@@ -21,6 +21,17 @@ Scalar = Float[Tensor, ""]
 def at_each_k(z: Codes, ks: Sequence[int] | None) -> list[Tensor]:
     """The same codes cut to each number of entries; whole if there is nothing to cut to."""
     return top_ks(z, ks) if ks else [z]
+
+
+def turns_of(ks: Sequence[int]) -> list[int]:
+    """A round of turns in which each k comes as often as it is small, spread evenly.
+
+    Example:
+        >>> turns_of((2, 4, 8))
+        [2, 4, 2, 8, 2, 4, 2]
+    """
+    places = [((turn + 0.5) * k, k) for k in ks for turn in range(max(1, round(max(ks) / k)))]
+    return [k for _, k in sorted(places)]
 
 
 def contrast(
@@ -45,20 +56,22 @@ def contrast(
 
 
 class SentenceObjective(nn.Module):
-    """The loss of a batch of examples, at several numbers of active dimensions at once.
+    """The loss of a batch of examples, for several numbers of active dimensions in turn.
 
-    To the contrast of pairs it may add that the cosines of codes follow those of the encoder or
-    human scores, and that features can be rebuilt from codes.
+    The contrast of anchors and positives does the work. It may be helped by the correlation of the
+    codes' cosines with those of the encoder or with human scores, and by rebuilding the features.
+    Each batch is cut to one k, the smaller the more often: few dimensions have the most to learn.
 
     Args:
         model: A head, for cached features, or a whole `NonNegEncoder`.
         corpus: Sentences, and which belong together.
         h: The encoder's features of all sentences.
-        ks: Numbers of entries to train for at once; None for whole codes.
+        ks: Numbers of entries to train for; None for whole codes.
         config: Weights of the terms.
     """
 
     model: Any
+    batches: Tensor
 
     def __init__(
         self,
@@ -71,56 +84,57 @@ class SentenceObjective(nn.Module):
         super().__init__()
         head: Any = getattr(model, "head", model)
         self.model, self.corpus, self.h, self.config = model, corpus, h, config
-        self.dims, self.final, self.ks = head.out_dim, ks, ks
-        # Few dimensions have the most to learn.
-        self.weights = [max(ks) / k for k in ks] if ks else [1.0]
-        self.around = Neighbours(h, config.neighbours) if config.correlation else None
+        self.dims, self.turns, self.factor = head.out_dim, turns_of(ks) if ks else None, 1.0
+        self.examples = Examples(h, config)
         self.rebuild = nn.Linear(self.dims, h.shape[1]) if config.reconstruction else None
+        # Part of the checkpoint, so that a resumed run takes the next turn.
+        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def anneal(self, progress: float) -> None:
         """Set the numbers of entries in force at this share of the run."""
-        if self.final:
-            factor = self.config.anneal_k ** max(0.0, 1 - progress / 0.7)
-            self.ks = [min(self.dims, round(k * factor)) for k in self.final]
+        self.factor = self.config.anneal_k ** max(0.0, 1 - progress / 0.7)
+
+    @property
+    def k(self) -> int | None:
+        """The number of entries that the next batch is cut to."""
+        if not self.turns:
+            return None
+        k = self.turns[int(self.batches) % len(self.turns)]
+        return min(self.dims, round(k * self.factor))
 
     def forward(self, batch: Int[Tensor, "n columns"]) -> tuple[Tensor, Tensor]:
         """The loss of rows of sentences, and their codes."""
         config, device = self.config, batch.device
-        columns = list(batch.cpu().unbind(dim=1))
-        if len(columns) == 1:
-            columns *= 2
+        columns = self.examples.columns(batch.cpu())
         first, second, scores = self.corpus.draw_pairs(2 * len(batch))
         drawn = [first, second]
-        if self.around is not None:
-            drawn += self.around.draw(2 * len(batch))
+        if config.correlation:
+            drawn += self.examples.around.draw(2 * len(batch))
         rows = torch.cat([*columns, *drawn])
         sizes = [len(part) for part in (*columns, *drawn)]
         h = self.h[rows].to(device)
         z = self.model(self._inputs(rows, h))
-        scores = gather(scores.to(device))
-        if self.around is not None:
+        cut = z if self.k is None else top_k(z, self.k)
+        self.batches += 1
+        parts, loss = _gathered(cut, sizes), z.new_zeros(())
+        if config.contrast:
+            texts = torch.cat([gather(column.to(device)) for column in columns[1:]])
+            loss = loss + config.contrast * contrast(
+                parts[: len(columns)],
+                loss=config.loss,
+                temperature=config.temperature,
+                groups=texts,
+            )
+        if config.correlation:
             cosines = F.cosine_similarity(*_pairs(_gathered(h, sizes)))
-        texts = torch.cat([gather(column.to(device)) for column in columns[1:]])
-        total = z.new_zeros(())
-        for cut, weight in zip(at_each_k(z, self.ks), self.weights, strict=True):
-            parts = _gathered(cut, sizes)
-            loss = z.new_zeros(())
-            if config.contrast:
-                loss = loss + config.contrast * contrast(
-                    parts[: len(columns)],
-                    loss=config.loss,
-                    temperature=config.temperature,
-                    groups=texts,
-                )
-            if self.around is not None:
-                loss = loss + config.correlation * correlation_loss(*_pairs(parts), cosines)
-            if config.scored and len(scores):
-                left, right = parts[len(columns) : len(columns) + 2]
-                loss = loss + config.scored * correlation_loss(left, right, scores)
-            if self.rebuild is not None:
-                loss = loss + config.reconstruction * F.mse_loss(self.rebuild(cut), h)
-            total = total + weight * loss
-        return total / len(self.weights), z
+            loss = loss + config.correlation * correlation_loss(*_pairs(parts), cosines)
+        scores = gather(scores.to(device))
+        if config.scores and len(scores):
+            left, right = parts[len(columns) : len(columns) + 2]
+            loss = loss + config.scores * correlation_loss(left, right, scores)
+        if self.rebuild is not None:
+            loss = loss + config.reconstruction * F.mse_loss(self.rebuild(cut), h)
+        return loss, z
 
     def _inputs(self, rows: Tensor, h: Tensor) -> Any:
         if self.config.finetune:

@@ -1,11 +1,7 @@
-"""Sparse sentence codes compared with other short embeddings, at equal active dimensions.
-
-A run keeps the codes of every method under `<run>/compare/<method>/`: the two sides of
-STS-B as `stsb-<split>-{first,second}`, Cranfield as `cranfield-{queries,documents}`.
-"""
+"""What a sentence run is worth: readable dimensions, and quality at k active entries."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,26 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.sparse import csr_array, vstack
+from jaxtyping import Float
+from scipy.sparse import csr_array, lil_array, vstack
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ncl_multi import data
-from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
+from ncl_multi.adapters.sentence.corpus import Corpus, Examples, Rows, cached_features
+from ncl_multi.adapters.sentence.data import held_out
 from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_transformers
 from ncl_multi.adapters.sentence.model import NonNegEncoder
 from ncl_multi.adapters.sentence.objective import SparseAutoencoder
 from ncl_multi.codes.features import Features, to_csr
+from ncl_multi.data.fetch import say
+from ncl_multi.data.words import CATEGORIES
 from ncl_multi.files import link_equal_files
 from ncl_multi.head import top_k
-from ncl_multi.metrics import ndcg_at_k, readability, spearman
+from ncl_multi.metrics import alive, ndcg_at_k, readable, spearman
 from ncl_multi.report import table, write_json
 
-ACTIVE = (4, 8, 16, 32, 64, 128, 256)
-"""Numbers of active dimensions that are compared."""
+ACTIVE = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of active entries that are compared."""
+PAIRS = ("stsb_dev", "stsb_test", "sick_trial")
+COLLECTIONS = ("cisi", "lisa", "cranfield")
 
-# Methods whose dimensions are ordered once for all sentences, so that the first k are kept.
+Coder = Callable[[Tensor], Tensor]
+Figures = dict[str, dict[str, float]]
+
+# Methods whose dimensions are ordered once for all texts, so that the first k are kept.
 _ORDERED = ("truncated", "pca")
 _SEARCHED = 20_000
 _SHOWN = 10_000
@@ -40,138 +45,171 @@ _SHOWN = 10_000
 
 @dataclass(frozen=True)
 class TextBenchmarks:
-    """The encoder's features of everything that is judged, by the name of their file."""
+    """The encoder's features of everything that is judged.
 
-    features: dict[str, Features]
+    `pairs` are the two sides of pairs of sentences and their scores; `searched` are queries,
+    documents and which answer which.
+    """
+
+    pairs: dict[str, tuple[Tensor, Tensor, Tensor]]
+    searched: dict[str, tuple[Tensor, Tensor, csr_array]]
 
     @classmethod
-    def of(cls, embed: Callable[[Sequence[str]], Tensor]) -> "TextBenchmarks":
-        """STS-B, and Cranfield if NCL_DATA holds it."""
-        found: dict[str, Features] = {}
-        for split in ("dev", "test"):
-            first, second, scores = data.stsb(split)
-            for side, sentences in (("first", first), ("second", second)):
-                found[f"stsb-{split}-{side}"] = Features(
-                    embed(sentences), y=torch.tensor(scores), items=sentences
-                )
-        try:
-            cranfield = data.cranfield()
-        except FileNotFoundError:
-            return cls(found)
-        relevant = torch.zeros(len(cranfield.queries), len(cranfield.documents), dtype=torch.uint8)
-        for query, right in enumerate(cranfield.relevant):
-            relevant[query, right] = 1
-        queries = Features(embed(cranfield.queries), y=relevant, items=cranfield.queries)
-        documents = Features(embed(cranfield.documents))
-        return cls(found | {"cranfield-queries": queries, "cranfield-documents": documents})
+    def of(
+        cls,
+        embed: Callable[[Sequence[str]], Tensor],
+        pairs: Sequence[str] = PAIRS,
+        collections: Sequence[str] = COLLECTIONS,
+    ) -> "TextBenchmarks":
+        """STS-B, SICK, CISI, LISA and Cranfield, as far as NCL_DATA contains them."""
+        compared: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        searched: dict[str, tuple[Tensor, Tensor, csr_array]] = {}
+        for name in pairs:
+            benchmark, _, split = name.partition("_")
+            try:
+                first, second, scores = getattr(data, benchmark)(split)
+            except FileNotFoundError as error:
+                say(f"not measured: {error}")
+                continue
+            compared[name] = embed(first), embed(second), torch.tensor(scores)
+        for name in collections:
+            try:
+                found = data.collection(name)
+            except FileNotFoundError as error:
+                say(f"not measured: {error}")
+                continue
+            relevant = lil_array((len(found.queries), len(found.documents)))
+            for query, rows in enumerate(found.relevant):
+                relevant[query, rows] = 1
+            searched[name] = embed(found.queries), embed(found.documents), csr_array(relevant)
+        return cls(compared, searched)
 
     @torch.no_grad()
-    def write(self, folder: Path, methods: dict[str, Callable[[Tensor], Tensor]]) -> None:
-        """Write the codes that each method gives, the largest 256 of a row where it is wider."""
-        for method, code in methods.items():
-            for name, own in self.features.items():
-                z = code(own.z)
-                z = z if method in (*_ORDERED, "dense") else top_k(z, min(max(ACTIVE), z.shape[1]))
-                about = own.about | {"method": method}
-                Features(z, own.y, about=about).save(folder / method / f"{name}.safetensors")
+    def row(self, code: Coder, k: int | None, *, ordered: bool = False) -> Figures:
+        """Quality with k active entries, or the first k dimensions if they are `ordered`, by split.
+
+        Spearman for pairs, nDCG@10 for what is searched: with k entries on both sides, and with
+        whole queries (`_whole_query`), which cost no storage. None measures whole codes.
+        """
+        figures: Figures = {}
+        for name, (first, second, scores) in self.pairs.items():
+            za, zb = (_cut(code(h), k, ordered) for h in (first, second))
+            benchmark, _, split = name.partition("_")
+            # SICK's trial split is what others report on before its test split.
+            row = figures.setdefault("test" if split == "trial" else split, {})
+            row[f"{benchmark}_spearman"] = spearman(F.cosine_similarity(za, zb), scores)
+        for name, (queries, documents, relevant) in self.searched.items():
+            asked, stored = code(queries), _cut(code(documents), k, ordered)
+            row = figures.setdefault("test", {})
+            row[f"{name}_ndcg_at_10"] = ndcg_at_k(_cut(asked, k, ordered), stored, relevant)
+            if k is not None and not ordered:
+                whole = ndcg_at_k(_cut(asked, None, False), stored, relevant)
+                row[f"{name}_ndcg_at_10_whole_query"] = whole
+        return figures
 
 
 def write_report(
     models: Mapping[str, NonNegEncoder],
     corpus: Corpus,
-    others: Mapping[str, Callable[[Tensor], Tensor]],
+    others: Mapping[str, Coder],
     out: Path,
     *,
+    benchmarks: bool = False,
     onnx: bool = False,
-    benchmarks: bool = True,
+    precision: str = "fp32",
 ) -> dict[str, Any]:
-    """Write the codes of the corpus, the exports, and the table of quality at k active dimensions.
+    """Write features, exports and figures of a run.
 
-    Without `benchmarks` the table says how sparse and how readable the codes of the corpus are.
-    What belongs to a model other than `ncl` is written to a folder of its name.
+    The features are those of the texts that were given; what belongs to a model other than `ncl`
+    is written to a folder of its name. Benchmarks are read only if asked for, or to compare with
+    `others`.
     """
     ours = models["ncl"]
-    sparse: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         folder = out if name == "ncl" else out / name
-        # The frozen encoder's features are in the cache; a page of more items is not read.
+        # A page of more items is not read.
         shown = corpus.sentences[:_SHOWN]
-        features = model.features(shown, split="train")
-        features.about.update(data=corpus.name)
+        h = cached_features(model, corpus.sentences, precision)[:_SHOWN]
+        features = _features(model, shown, h, data=corpus.name, split="train")
         features.save(folder / "features" / "train_head.safetensors")
-        sparse[name] = readability(features.z)
-        if not benchmarks:
-            model.figures = {m: round(value, 4) for m, value in sparse[name].items()}
-        model.save_pretrained(folder / "model")
+        figures[name] = {"train": {"alive": alive(features.z)}}
+        if corpus.name in ("broad", "wordnet"):
+            figures[name]["test"] = _readable(model, corpus.name, folder, precision)
     export_sentence_transformers(ours, out / "sentence_transformers")
     if onnx:
         export_onnx(ours, out / "model.onnx")
-    link_equal_files(out)
-    if not benchmarks:
-        write_json(out / "metrics.json", {name: {"train": row} for name, row in sparse.items()})
-        table(f"{corpus.name}, {len(corpus.sentences)} sentences", sparse)
-        return {name: {"train": row} for name, row in sparse.items()}
-    encoded = TextBenchmarks.of(partial(cached_features, ours))
-    plain: dict[str, Callable[[Tensor], Tensor]] = {
-        "dense": lambda h: h, "truncated": lambda h: h,
-    }  # fmt: skip
-    whole = ours.head.fold().cpu()
-    methods: dict[str, Callable[[Tensor], Tensor]] = {
-        **plain,
-        **others,
-        "ncl": whole if ours.head.k is None else whole[:-1],
-    }
-    encoded.write(out / "compare", methods)
-    rows = compare(out)
-    figures: dict[str, Any] = {}
-    for row in rows:
-        method, active = row["method"], row["active"]
-        judged = {m: v for m, v in row.items() if isinstance(v, float)}
-        dev = {"stsb_spearman": judged.pop("STS-B dev")}
-        test = {"stsb_spearman": judged.pop("STS-B test")}
-        test |= {_snake(m): v for m, v in judged.items()}
-        name = method if method == "dense" else f"{method}@{active}"
-        figures[name] = {"dev": dev, "test": test}
+    table("readable", {f"{m} {s}": row for m, own in figures.items() for s, row in own.items()})
+    if benchmarks or others:
+        judged = TextBenchmarks.of(partial(cached_features, ours, precision=precision))
+        measured = quality(judged, {"ncl": whole_codes(ours), **others})
+        table("quality at k active entries", {m: row["test"] for m, row in measured.items()})
+        print(f"the same as a plot: {plot(measured, out / 'quality.png')}")
+        figures |= measured
     write_json(out / "metrics.json", figures)
-    table("quality at k active dimensions", {f"{r['method']} {r['active']}": r for r in rows})
-    print(f"the same as a plot: {plot(rows, out / 'quality.png')}")
+    for name, model in models.items():
+        model.figures = {
+            f"{split} {measure}": round(value, 4)
+            for split, row in figures[name].items()
+            for measure, value in row.items()
+        }
+        model.save_pretrained((out if name == "ncl" else out / name) / "model")
+    link_equal_files(out)
     return figures
 
 
-def baselines(
-    model: NonNegEncoder, corpus: Corpus, config: Any
-) -> dict[str, Callable[[Tensor], Tensor]]:
-    """CSR trained on the same data at each k, and PCA: the methods to compare with."""
+def whole_codes(model: NonNegEncoder) -> Coder:
+    """The head as it serves, without the cut to its k."""
+    folded = model.head.fold().cpu()
+    return folded if model.head.k is None else folded[:-1]
+
+
+def quality(
+    judged: TextBenchmarks, methods: Mapping[str, Coder], active: Sequence[int] = ACTIVE
+) -> dict[str, Figures]:
+    """Figures of `<method>@<k>` by split, of the whole encoder (`dense`) and its first k features.
+
+    A method whose name ends in `@<k>` was trained for this k and is measured only there.
+    """
+    figures = {"dense": judged.row(_same, None)}
+    for name, code in {"truncated": _same, **methods}.items():
+        method, _, trained_for = name.partition("@")
+        ordered = method in _ORDERED
+        for k in (int(trained_for),) if trained_for else active:
+            if k > _width(judged, code):
+                continue
+            row = judged.row(code, k, ordered=ordered)
+            # A value in single precision, and for sparse codes the number of its dimension.
+            row["test"]["bytes"] = k * (4.0 if ordered else 6.0)
+            if (took := _search_ms(judged, code, k, ordered)) is not None:
+                row["test"]["search_ms"] = took
+            figures[f"{method}@{k}"] = row
+    return figures
+
+
+def baselines(model: NonNegEncoder, corpus: Corpus, config: Any) -> dict[str, Coder]:
+    """CSR at each k and PCA on the same texts: CSR on the same examples, for as many steps."""
     from ncl_multi.training import fit as loop
 
-    h = cached_features(model, corpus.sentences)
-    mean, axes = principal_axes(h, 256)
-    methods: dict[str, Callable[[Tensor], Tensor]] = {"pca": lambda h: (h - mean) @ axes}
-    if corpus.examples.shape[1] < 2:
-        return methods
-    loader = DataLoader(
-        Rows(corpus.examples), config.batch_size, collate_fn=Rows.together, drop_last=True
-    )
+    h = cached_features(model, corpus.sentences, config.precision)
+    mean, axes = principal_axes(h, max(ACTIVE))
+    methods: dict[str, Coder] = {"pca": lambda h: (h - mean) @ axes}
+    size = min(config.batch_size, len(corpus.examples))
+    loader = DataLoader(Rows(corpus.examples), size, collate_fn=Rows.together, drop_last=True)
+    examples = Examples(h, config)
 
     def step(csr: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
-        # Sentences that no one has paired are their own positives, and their partners negatives.
-        first, second, _ = corpus.draw_pairs(len(batch))
-        columns = zip(batch.cpu().unbind(dim=1), (first, first, second), strict=False)
-        return csr([h[torch.cat(column)].to(batch.device) for column in columns])
+        columns = examples.columns(batch.cpu())
+        return csr([h[column].to(batch.device) for column in columns])
 
     for k in config.k or (64,):
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             csr = SparseAutoencoder(h.shape[1], model.dims, k)
-        steps = min(config.csr_steps, config.steps or config.epochs * len(loader))
-        own = replace(config, out=config.out / f"csr/{k}", steps=steps, lr=config.csr_lr, ema=None)
-        loop.fit(loop.StepObjective(csr, step), loader, own, fingerprint=corpus.fingerprint())
+        trained = replace(config, out=config.out / f"csr/{k}", lr=config.csr_lr, ema=None)
+        loop.fit(loop.StepObjective(csr, step), loader, trained, fingerprint=corpus.fingerprint())
         methods[f"csr@{k}"] = csr.cpu().codes
     return methods
-
-
-def _snake(measure: str) -> str:
-    return measure.lower().replace(" ", "_").replace("-", "_").replace("@", "_at_")
 
 
 def principal_axes(h: Tensor, dims: int) -> tuple[Tensor, Tensor]:
@@ -181,103 +219,90 @@ def principal_axes(h: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     return mean, axes[:, :dims]
 
 
-def compare(run: Path, active: Iterable[int] = ACTIVE) -> list[dict[str, Any]]:
-    """One row for every method and number of active dimensions, and one for the whole encoder.
-
-    A method that was trained once for each number of active dimensions is called `<method>@<k>`.
-    """
-    methods = sorted(folder for folder in (run / "compare").glob("*") if folder.is_dir())
-    if not methods:
-        raise FileNotFoundError(f"{run} has no compare folder: run recipes/sentence_ncl.py first")
-    rows = []
-    for folder in methods:
-        files = {path.stem: Features.load(path) for path in sorted(folder.glob("*.safetensors"))}
-        if not files:
-            raise FileNotFoundError(f"{folder} has no features: run recipes/sentence_ncl.py again")
-        method, _, trained_for = folder.name.partition("@")
-        ks = (None,) if method == "dense" else (int(trained_for),) if trained_for else tuple(active)
-        for k in ks:
-            if k is None or k <= next(iter(files.values())).dims:
-                rows.append(_row(method, files, k))
-    return sorted(rows, key=lambda row: (row["method"], row["active"]))
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> Path:
-    """Draw STS-B and, if it was judged, Cranfield against active dimensions, one line a method."""
+def plot(figures: Mapping[str, Figures], path: Path) -> Path:
+    """Draw every measure of quality against active entries, one line per method."""
     from matplotlib.figure import Figure
 
-    measures = [m for m in ("STS-B test", "Cranfield nDCG@10") if any(m in row for row in rows)]
-    figure = Figure(figsize=(6 * len(measures), 4), layout="constrained")
-    for axes, measure in zip(
-        figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True
-    ):
-        for method in dict.fromkeys(row["method"] for row in rows):
-            points = [row for row in rows if row["method"] == method and measure in row]
-            if method == "dense":
-                axes.axhline(points[0][measure], color="grey", linestyle=":", label="dense, whole")
-            elif points:
-                active = [point["active"] for point in points]
-                axes.plot(active, [point[measure] for point in points], "o-", label=method)
+    wanted = ("stsb_spearman", "sick_spearman", *(f"{name}_ndcg_at_10" for name in COLLECTIONS))
+    dense = figures["dense"]["test"]
+    measures = [measure for measure in wanted if measure in dense]
+    figure = Figure(figsize=(5 * max(1, len(measures)), 4), layout="constrained")
+    for place, measure in enumerate(measures, 1):
+        axes = figure.add_subplot(1, len(measures), place)
+        axes.axhline(dense[measure], color="grey", linestyle=":", label="dense, whole")
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for name, row in figures.items():
+            method, _, k = name.partition("@")
+            if k and measure in row["test"]:
+                lines.setdefault(method, []).append((int(k), row["test"][measure]))
+        for method, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), "o-", label=method)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="active dimensions", ylabel=measure)
+        axes.set(xlabel="active entries", ylabel=measure)
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
 
 
-def _row(method: str, files: dict[str, Features], k: int | None) -> dict[str, Any]:
-    ordered = method in _ORDERED or k is None
-    codes = {name: _cut(own.dense().float(), k, ordered) for name, own in files.items()}
-    width = next(iter(codes.values())).shape[1]
-    row: dict[str, Any] = {"method": method, "active": k or width}
-    for split in ("dev", "test"):
-        sides = [f"stsb-{split}-{side}" for side in ("first", "second")]
-        if sides[0] in codes:
-            scores = torch.as_tensor(files[sides[0]].y)
-            cosines = F.cosine_similarity(codes[sides[0]], codes[sides[1]])
-            row[f"STS-B {split}"] = spearman(cosines, scores)
-    if "cranfield-queries" in codes:
-        # Its labels are the judgements: a line a query, a column a document.
-        relevant = csr_array(torch.as_tensor(files["cranfield-queries"].y).float().numpy())
-        row["Cranfield nDCG@10"] = ndcg_at_k(
-            codes["cranfield-queries"], codes["cranfield-documents"], relevant
-        )
-    # A value in single precision, and for sparse codes the number of its dimension in two bytes.
-    row["bytes"] = row["active"] * (4 if ordered else 6)
-    first = next(iter(codes.values()))
-    row["search ms"] = _dense_search(first) if ordered else _sparse_search(first)
-    return row
+def _readable(model: NonNegEncoder, name: str, folder: Path, precision: str) -> dict[str, float]:
+    """Readability on entries of WordNet that the model has not seen, judged by another encoder."""
+    from sentence_transformers import SentenceTransformer
+
+    texts, categories = held_out()
+    h, y = cached_features(model, texts, precision), torch.tensor(categories)
+    features = replace(_features(model, texts, h, data=name, split="test"), y=y)
+    features.about.update(classes=CATEGORIES)
+    features.save(folder / "features" / "test_head.safetensors")
+    judge = SentenceTransformer(str(data.wordllama()), device="cpu").encode(texts)
+    figures, _ = readable(features.z, y, embeddings=torch.as_tensor(judge))
+    return figures | {"alive": alive(features.z)}
 
 
-def _cut(z: Tensor, k: int | None, ordered: bool) -> Tensor:
+@torch.no_grad()
+def _features(model: NonNegEncoder, texts: list[str], h: Tensor, data: str, split: str) -> Features:
+    """What `model.features` gives, from the encoder's features instead of texts."""
+    codes = to_csr(model.head.fold().cpu()(h))
+    features = replace(model.features(texts[:1], split=split), z=codes, items=texts)
+    features.about.update(data=data)
+    return features
+
+
+def _same(h: Tensor) -> Tensor:
+    return h
+
+
+def _width(judged: TextBenchmarks, code: Coder) -> int:
+    first, *_ = next(iter((judged.pairs | judged.searched).values()))
+    return code(first[:2]).shape[1]
+
+
+def _cut(z: Float[Tensor, "n d"], k: int | None, ordered: bool) -> Float[Tensor, "n kept"]:
     if k is None:
         return F.normalize(z, dim=1)
     return F.normalize(z[:, :k] if ordered else top_k(z, k), dim=1)
 
 
-def _dense_search(z: Tensor) -> float:
-    """Milliseconds for the ten nearest of 20,000 rows, which are those of `z` repeated."""
-    items = z.repeat(-(-_SEARCHED // len(z)), 1)[:_SEARCHED]
-    queries = z[:100]
-    started = time.perf_counter()
-    (queries @ items.T).topk(10)
-    return (time.perf_counter() - started) * 1000 / len(queries)
-
-
-def _sparse_search(z: Tensor) -> float | None:
-    """The same by inverted lists; None without the `search` extra."""
+@torch.no_grad()
+def _search_ms(judged: TextBenchmarks, code: Coder, k: int, ordered: bool) -> float | None:
+    """Milliseconds for the ten nearest of 20,000 rows; None for sparse codes without `search`."""
+    first, *_ = next(iter((judged.pairs | judged.searched).values()))
+    z = _cut(code(first), k, ordered)
+    repeats = -(-_SEARCHED // len(z))
+    if ordered:
+        items, queries = z.repeat(repeats, 1)[:_SEARCHED], z[:100]
+        started = time.perf_counter()
+        (queries @ items.T).topk(10)
+        return (time.perf_counter() - started) * 1000 / len(queries)
     if find_spec("numba") is None:
         return None
     from ncl_multi.codes.search import SparseIndex
 
     codes = to_csr(z)
-    items = csr_array(vstack([codes] * -(-_SEARCHED // len(z)), format="csr")[:_SEARCHED])
     index = SparseIndex(z.shape[1])
-    index.add(range(_SEARCHED), items)
-    queries = codes[:100]
-    index.search(queries, k=10)
+    index.add(range(_SEARCHED), csr_array(vstack([codes] * repeats, format="csr")[:_SEARCHED]))
+    index.search(codes[:100], k=10)
     started = time.perf_counter()
-    index.search(queries, k=10)
-    return (time.perf_counter() - started) * 1000 / queries.shape[0]
+    index.search(codes[:100], k=10)
+    return (time.perf_counter() - started) * 1000 / 100

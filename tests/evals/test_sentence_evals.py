@@ -1,0 +1,62 @@
+"""Evals of sentences: shares of dense, and the stock export judged by stock mteb."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_text import SENTENCES, tiny_bert, tiny_tokenizer
+
+import ncl_multi as ncl
+from ncl_multi.data.retrieval import Retrieval
+
+EVALS = Path(__file__).parents[2] / "evals"
+
+
+def script(name):
+    return runpy.run_path(str(EVALS / f"{name}.py"), run_name="eval")
+
+
+def test_retrieval_is_a_share_of_what_the_whole_encoder_reaches():
+    dense = {"stsb_spearman": 0.8, "cisi_ndcg_at_10": 0.4}
+    ours = {"stsb_spearman": 0.7, "cisi_ndcg_at_10": 0.3, "cisi_ndcg_at_10_whole_query": 0.38}
+    rows = script("sentence")["shares"]({"dense": {"test": dense}, "ncl@8": {"test": ours}})
+    assert rows["ncl@8"] == pytest.approx(
+        {"stsb_spearman": 0.7, "cisi_ndcg_at_10": 0.75, "cisi_ndcg_at_10_whole_query": 0.95}
+    )
+
+
+def test_every_setting_that_is_compared_can_be_set():
+    from dataclasses import fields
+
+    from ncl_multi.adapters.sentence.config import SentenceConfig
+
+    known = {field.name for field in fields(SentenceConfig)} | {
+        "data", "limit", "dims", "batch_norm",
+    }  # fmt: skip
+    assert all(set(setting) <= known for setting in script("choose_sentence")["COMPARED"])
+
+
+@pytest.mark.filterwarnings("default")
+def test_stock_mteb_judges_the_stock_export(tmp_path, monkeypatch, capsys):
+    mteb = pytest.importorskip("mteb")
+    from ncl_multi.adapters.sentence.export import export_sentence_transformers
+
+    torch.manual_seed(0)
+    model = ncl.wrap(tiny_bert(), 64, processor=tiny_tokenizer(), k=16)
+    model.head(torch.randn(50, 32) + 1)
+    export_sentence_transformers(model.eval(), tmp_path / "sentence_transformers")
+    tasks = script("mteb_tasks")
+    found = Retrieval(SENTENCES, SENTENCES[:3], [[0], [1], [2]])
+    made = {"own": tasks["retrieval_task"]("own", found)}
+    made["pairs"] = tasks["sts_task"]("pairs", SENTENCES, SENTENCES[::-1], [1.0, 2, 3, 4, 5, 0])
+    monkeypatch.setitem(tasks["main"].__globals__, "task", made.get)
+    tasks["main"](tasks["Config"](tmp_path, ("own", "pairs"), active=8))
+    scores = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert scores["active"] == 8
+    assert scores["own"]["ndcg_at_10"] == pytest.approx(1)
+    assert -1 <= scores["pairs"]["cosine_spearman"] <= 1
+    with pytest.raises(FileNotFoundError, match="does not contain a SparseEncoder"):
+        tasks["main"](tasks["Config"](tmp_path / "empty"))
+    assert mteb.__version__
