@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ncl_multi.codes.names import name_dimensions
     from ncl_multi.codes.search import SparseIndex
     from ncl_multi.codes.shorten import shorten
+    from ncl_multi.coder import SparseCoder
     from ncl_multi.model import SparseModel, load
     from ncl_multi.pretrained_heads import pretrained
     from ncl_multi.training.fit import StepObjective, fit
@@ -39,6 +40,7 @@ _LATER = {
     "NonNegEncoder": "adapters.sentence.model",
     "NonNegGraph": "adapters.graph.model",
     "NonNegVision": "adapters.vision.model",
+    "SparseCoder": "coder",
     "SparseIndex": "codes.search",
     "SparseModel": "model",
     "StepObjective": "training.fit",
@@ -65,6 +67,7 @@ __all__ = [
     "NonNegGraph",
     "NonNegHead",
     "NonNegVision",
+    "SparseCoder",
     "SparseIndex",
     "SparseModel",
     "Spectral",

@@ -19,9 +19,10 @@ FLOORS = [
     ["codes"],
     ["metrics"],
     ["data"],
-    ["model", "coder", "pretrained_heads"],
+    ["model", "pretrained_heads"],
     ["adapters"],
     ["atlas", "bulk"],
+    ["coder"],
     ["app"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
-from torch.utils.data import Dataset
 
 from ncl_multi.data.fetch import cache
 from ncl_multi.model import fingerprint
@@ -64,35 +62,6 @@ class Corpus:
         return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
 
 
-def nearest(h: Tensor, count: int) -> Tensor:
-    """Rows of each row's `count` nearest others by cosine, the nearest first.
-
-    Example:
-        >>> nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1)[:, 0]
-        tensor([1, 0, 1])
-    """
-    unit = normalize(h, dim=1)
-    found = []
-    for start in range(0, len(unit), 1024):
-        cosines = unit[start : start + 1024] @ unit.T
-        cosines[torch.arange(len(cosines)), start + torch.arange(len(cosines))] = -2
-        found.append(cosines.topk(min(count, len(h) - 1), dim=1).indices)
-    return torch.cat(found)
-
-
-class Neighbours:
-    """All rows of the features, each with its nearest others."""
-
-    def __init__(self, h: Tensor, count: int):
-        self.nearest = nearest(h, count)
-
-    def draw(self, count: int) -> tuple[Tensor, Tensor]:
-        """Random rows and for each one of its neighbours, the nearer, the likelier."""
-        drawn = torch.randint(len(self.nearest), (count,))
-        rank = self.nearest.shape[1] ** torch.rand(count)
-        return drawn, self.nearest[drawn, rank.long() - 1]
-
-
 def cached_features(model: Any, sentences: Sequence[str]) -> Tensor:
     """The encoder's features of sentences, computed once and kept in the user's cache folder.
 
@@ -111,27 +80,6 @@ def cached_features(model: Any, sentences: Sequence[str]) -> Tensor:
         return h, list(rows)
 
     return cached_shards(cache() / "sentence", "sentences", len(sentences), about, compute)[0]
-
-
-class Rows(Dataset):
-    """Row numbers of the sentences of an example, a whole batch at a time."""
-
-    def __init__(self, rows: Tensor):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.rows[index]
-
-    def __getitems__(self, indices: list[int]) -> Tensor:
-        return self.rows[indices]
-
-    @staticmethod
-    def together(batch: Any) -> Any:
-        """For `collate_fn`: the batch is one already."""
-        return batch
 
 
 def _checked_rows(examples: Any) -> list[tuple[str, ...]]:

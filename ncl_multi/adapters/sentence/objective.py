@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.adapters.sentence.config import Loss, SentenceConfig
-from ncl_multi.adapters.sentence.corpus import Corpus, Neighbours
+from ncl_multi.adapters.sentence.corpus import Corpus
 from ncl_multi.distributed import gather
 from ncl_multi.head import top_ks
 from ncl_multi.losses import correlation_loss, info_nce, spectral
+from ncl_multi.training.neighbours import Neighbours
 
 Codes = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ncl_multi import data
-from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
+from ncl_multi.adapters.sentence.corpus import Corpus, cached_features
 from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_transformers
 from ncl_multi.adapters.sentence.model import NonNegEncoder
 from ncl_multi.adapters.sentence.objective import SparseAutoencoder
@@ -28,6 +28,7 @@ from ncl_multi.files import link_equal_files
 from ncl_multi.head import top_k
 from ncl_multi.metrics import ndcg_at_k, readability, spearman
 from ncl_multi.report import table, write_json
+from ncl_multi.training.batches import Rows
 
 ACTIVE = (4, 8, 16, 32, 64, 128, 256)
 """Numbers of active dimensions that are compared."""
