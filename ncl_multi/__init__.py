@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ncl_multi.adapters.graph.model import NonNegGraph
     from ncl_multi.adapters.sentence.model import NonNegEncoder, wrap
     from ncl_multi.adapters.vision.model import NonNegVision
+    from ncl_multi.coder import SparseCoder
     from ncl_multi.codes.explain import explain, steer, why
     from ncl_multi.codes.names import name_dimensions
     from ncl_multi.codes.search import SparseIndex
     from ncl_multi.codes.shorten import shorten
-    from ncl_multi.coder import SparseCoder
     from ncl_multi.model import SparseModel, load
     from ncl_multi.pretrained_heads import pretrained
     from ncl_multi.training.fit import StepObjective, fit

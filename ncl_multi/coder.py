@@ -1,9 +1,4 @@
-"""`SparseCoder`: sparse, readable codes of embeddings you already have, as a scikit-learn estimator.
-
-coder = SparseCoder(dims=2048, k=32).fit(x)
-codes = coder.transform(x)
-coder.name(texts)
-"""
+"""`SparseCoder`: sparse, readable codes of embeddings you already have, for scikit-learn."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,9 +44,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     """Sparse non-negative codes of embeddings, learnt by contrast.
 
     Rows that belong together get codes that are alike: pairs or groups if they are given, else
-    nearest neighbours with noise. The cosines of the embeddings are a helper: those of codes imitate
-    them. Codes are trained for several numbers of entries at once, so `transform(x, k=8)`
-    needs no new training. Only the direction of a row counts; a row of zeros has a code of zeros.
+    nearest neighbours with noise. The cosines of the embeddings are a helper: codes imitate them.
+    They are trained for several numbers of entries at once, so `transform(x, k=8)` needs no new
+    training. Only the direction of a row counts; a row of zeros has a code of zeros.
 
     Wherever embeddings are asked for, `x` may be an array, a tensor, a sparse matrix, a column of
     `datasets`, a `.npy`, `.npz` or parquet file, or a list of such files. Memmaps and files are
@@ -60,8 +55,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Args:
         dims: Width of the codes.
         k: Active entries of a code.
-        k_query: Active entries of a code that searches, `transform(x, query=True)`; None is `4 * k`.
-            Documents stay as small as `k`, and fuller queries find more.
+        k_query: Active entries of a code that searches, `transform(x, query=True)`; None is
+            `4 * k`. Documents stay as small as `k`, and fuller queries find more.
         idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
         ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
         start: Where dimensions start: on sparse `axes` of the embeddings or on their `clusters`.
@@ -155,7 +150,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         self._check_options()
         for name in ("heads_", "names_", "_kept"):
-            vars(self).pop(name, None)
+            if hasattr(self, name):
+                delattr(self, name)
         return self._learn(X, positives, groups, other, self.steps)
 
     def partial_fit(
@@ -311,6 +307,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             "widths": [head.in_dim for head in self.heads_],
             "names": getattr(self, "names_", None),
             "feature_names": _strings(getattr(self, "feature_names_in_", None)),
+            "rows": self.n_rows_,
             "error": self.reconstruction_error_,
         }
         with atomic_folder(folder) as unfinished:
@@ -335,6 +332,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         coder._build_heads(options["widths"])
         coder.n_features_in_ = options["widths"][0]
         coder.reconstruction_error_ = float(options["error"])
+        coder.n_rows_ = int(options["rows"])
         if options["feature_names"] is not None:
             coder.feature_names_in_ = np.array(options["feature_names"], dtype=object)
         if options["names"] is not None:
@@ -409,7 +407,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return shards
 
     def _build_heads(self, widths: Sequence[int]) -> None:
-        self.heads_ = nn.ModuleList(
+        self.heads_: Any = nn.ModuleList(
             [NonNegHead(width, self.dims, batch_norm=False) for width in widths]
         )
 

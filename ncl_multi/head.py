@@ -426,10 +426,12 @@ def _merge(
         weight, bias = weight * scale[:, None], (bias - norm.mean.double()) * scale
     if shift is not None:
         bias = bias - shift.double()
-    merged = nn.Linear(
-        linear.in_features, linear.out_features,
-        device=linear.weight.device, dtype=linear.weight.dtype,
-    )  # fmt: skip
+    # Its random start, which is overwritten, must not move the global generator.
+    with torch.random.fork_rng(devices=[]):
+        merged = nn.Linear(
+            linear.in_features, linear.out_features,
+            device=linear.weight.device, dtype=linear.weight.dtype,
+        )  # fmt: skip
     merged.weight.copy_(weight)
     merged.bias.copy_(bias)
     return merged

@@ -91,7 +91,7 @@ def _from_parquet(path: Path, name: str | None) -> np.ndarray:
 
 
 def parquet() -> Any:
-    """pyarrow's parquet module, if it is installed."""
+    """The parquet module of pyarrow, if it is installed."""
     try:
         from pyarrow import parquet
     except ModuleNotFoundError as error:

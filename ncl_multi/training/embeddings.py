@@ -1,7 +1,7 @@
 """Learning from embeddings alone: which rows belong together, and the loss of a batch of them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,18 +19,7 @@ _STARTED_ON = 8192
 """Rows that the start of the dimensions is computed from."""
 
 
-class Source(Protocol):
-    """Embeddings that need not be in memory, as `ncl_multi.data.shards.Shards` reads them."""
-
-    shape: tuple[int, int]
-
-    def __init__(self, source: Any) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, rows: Sequence[int] | np.ndarray) -> np.ndarray: ...
-
-
+@runtime_checkable
 class Partners(Protocol):
     """Positives: for each of these rows another row that belongs to it."""
 
@@ -78,12 +67,12 @@ class Examples(NamedTuple):
 
 
 def read_examples(
-    sides: Sequence[Source], positives: Any, groups: Any, *, neighbours: int, max_rows: int
+    sides: Sequence[Any], positives: Any, groups: Any, *, neighbours: int, max_rows: int
 ) -> Examples:
     """At most `max_rows` examples, drawn at random, with embeddings of their rows only.
 
     Args:
-        sides: The embeddings, of one space or of two.
+        sides: The embeddings, of one space or of two, as `ncl_multi.data.shards` reads them.
         positives: Pairs of row numbers, embeddings of each row's partner, or None.
         groups: A label per row, or None.
         neighbours: Without either, partners are drawn from so many nearest rows.
@@ -108,13 +97,11 @@ def read_examples(
                     f"positives must have the shape of the embeddings, {sides[0].shape}; got "
                     f"{partner[0].shape}"
                 )
-    if partner and pairs is None:
-        if len(partner[0]) != count:
-            raise ValueError(
-                f"row i of one side belongs to row i of the other; got {count} and "
-                f"{len(partner[0])} rows. Give positives as pairs of row numbers"
-            )
-        pairs = None
+    if partner and pairs is None and len(partner[0]) != count:
+        raise ValueError(
+            f"row i of one side belongs to row i of the other; got {count} and "
+            f"{len(partner[0])} rows. Give positives as pairs of row numbers"
+        )
     drawn = _draw(count if pairs is None else len(pairs), max_rows)
     if pairs is None:
         numbers, rows = drawn, torch.arange(len(drawn))[:, None]
@@ -135,13 +122,12 @@ def read_examples(
         if labels.shape != (count,):
             raise ValueError(f"expected one group per row, {count}; got the shape {labels.shape}")
         kinds = torch.from_numpy(np.unique(labels[numbers], return_inverse=True)[1])
-        partners = None if partner else SameGroup(kinds)
-        return Examples(rows, whole, partners, kinds, numbers)
-    partners = Neighbours(x, neighbours) if pairs is None and not partner else None
-    return Examples(rows, whole, partners, same_rows(x), numbers)
+        return Examples(rows, whole, None if partner else SameGroup(kinds), kinds, numbers)
+    near = Neighbours(x, neighbours) if pairs is None and not partner else None
+    return Examples(rows, whole, near, same_rows(x), numbers)
 
 
-def start_heads(heads: nn.ModuleList, data: Examples, start: Start) -> None:
+def start_heads(heads: Any, data: Examples, start: Start) -> None:
     """Let dimensions start on what the embeddings are made of; those of two sides on pairs.
 
     Two heads start on the halves of clusters of partners side by side, so that from the first step
