@@ -134,15 +134,22 @@ def start_heads(heads: Any, data: Examples, start: Start) -> None:
     a dimension fires for the same things on both sides.
     """
     drawn = torch.from_numpy(_draw(len(data.rows), _STARTED_ON))
-    x = F.normalize(data.sides[0][data.rows[drawn, 0]], dim=1)
+    sides = [
+        F.normalize(side[rows[drawn]], dim=1)
+        for side, rows in zip(data.sides, data.rows.T, strict=False)
+    ][: len(heads)]
+    means = [x.mean(dim=0) for x in sides]
     if len(heads) == 1:
-        heads[0].start_on(x, start, plain=True)
-        return
-    y = F.normalize(data.sides[1][data.rows[drawn, 1]], dim=1)
-    both = [F.normalize(side - side.mean(dim=0), dim=1) for side in (x, y)]
-    centres = k_means(torch.cat(both, dim=1), heads[0].out_dim)
-    heads[0].start_at(centres[:, : x.shape[1]], plain=True)
-    heads[1].start_at(centres[:, x.shape[1] :], plain=True)
+        heads[0].start_on(sides[0] - means[0], start, plain=True)
+    else:
+        both = [F.normalize(x - mean, dim=1) for x, mean in zip(sides, means, strict=True)]
+        centres = k_means(torch.cat(both, dim=1), heads[0].out_dim)
+        for head, part in zip(heads, centres.split([x.shape[1] for x in both], dim=1), strict=True):
+            head.start_at(part, plain=True)
+    with torch.no_grad():
+        for head, mean in zip(heads, means, strict=True):
+            # What all rows have in common says nothing about any of them.
+            head.out.bias.copy_(-(head.out.weight @ mean))
 
 
 class EmbeddingObjective(nn.Module):
