@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ncl_multi.adapters.graph.model import NonNegGraph
     from ncl_multi.adapters.sentence.model import NonNegEncoder, wrap
     from ncl_multi.adapters.vision.model import NonNegVision
+    from ncl_multi.coder import SparseCoder
     from ncl_multi.codes.explain import explain, steer, why
     from ncl_multi.codes.names import name_dimensions
     from ncl_multi.codes.search import SparseIndex
@@ -39,6 +40,7 @@ _LATER = {
     "NonNegEncoder": "adapters.sentence.model",
     "NonNegGraph": "adapters.graph.model",
     "NonNegVision": "adapters.vision.model",
+    "SparseCoder": "coder",
     "SparseIndex": "codes.search",
     "SparseModel": "model",
     "StepObjective": "training.fit",
@@ -65,6 +67,7 @@ __all__ = [
     "NonNegGraph",
     "NonNegHead",
     "NonNegVision",
+    "SparseCoder",
     "SparseIndex",
     "SparseModel",
     "Spectral",

@@ -155,7 +155,9 @@ class NonNegHead(nn.Module):
             self.threshold.fill_(_threshold(share))
 
     @torch.no_grad()
-    def start_on(self, x: Float[Tensor, "n in_dim"], way: Start = "axes") -> None:
+    def start_on(
+        self, x: Float[Tensor, "n in_dim"], way: Start = "axes", *, plain: bool = False
+    ) -> None:
         """Let the dimensions start on what these features are made of, not at random.
 
         Args:
@@ -164,6 +166,8 @@ class NonNegHead(nn.Module):
                 one for either direction, so that the largest entries of a row hold much of it.
                 `clusters` gives each dimension one of the centres of `k_means`, for k-means++
                 seeded by torch's generator, so that it fires for rows of one kind.
+            plain: For a head without `batch_norm`: all directions of unit length and no bias, so
+                that entries start as cosines. The first batch does not standardise them.
 
         Where there are fewer axes or distinct rows than dimensions, the last dimensions keep their
         random start.
@@ -176,23 +180,33 @@ class NonNegHead(nn.Module):
             tensor([1])
         """
         if way == "clusters":
-            self.start_at(k_means(x, self.out_dim))
+            self.start_at(k_means(x, self.out_dim), plain=plain)
             return
         if way != "axes":
             raise ValueError(f"way must be one of axes, clusters; got {way!r}")
         axes = sparse_axes(x)
         strongest = F.normalize(x, dim=1).matmul(axes.T).square().mean(dim=0)
         axes = axes[strongest.argsort(descending=True)]
-        self.start_at(torch.stack([axes, -axes], dim=1).flatten(0, 1)[: self.out_dim])
+        both = torch.stack([axes, -axes], dim=1).flatten(0, 1)
+        self.start_at(both[: self.out_dim], plain=plain)
 
     @torch.no_grad()
-    def start_at(self, directions: Float[Tensor, "m in_dim"]) -> None:
-        """Let the first dimensions start as these directions, as long as random ones on average."""
+    def start_at(self, directions: Float[Tensor, "m in_dim"], *, plain: bool = False) -> None:
+        """Let the first dimensions start as these directions, as long as random ones on average.
+
+        For `plain` see `start_on`.
+        """
         if self.hidden is not None:
             raise ValueError("start_on needs a linear head; this one has a hidden layer")
         weight = self.out.weight
         length = directions.norm(dim=1).mean().clamp_min(1e-12)
         weight[: len(directions)] = (directions / length).to(weight) * weight.norm(dim=1).mean()
+        if plain:
+            if self.out.bias is None:
+                raise ValueError("a plain start needs a head without batch_norm")
+            weight.copy_(F.normalize(weight, dim=1))
+            self.out.bias.zero_()
+            self._fresh = False
 
     @torch.no_grad()
     def centre_on(self, mean: Float[Tensor, " in_dim"]) -> None:
@@ -422,10 +436,12 @@ def _merge(
         weight, bias = weight * scale[:, None], (bias - norm.mean.double()) * scale
     if shift is not None:
         bias = bias - shift.double()
-    merged = nn.Linear(
-        linear.in_features, linear.out_features,
-        device=linear.weight.device, dtype=linear.weight.dtype,
-    )  # fmt: skip
+    # Its random start, which is overwritten, must not move the global generator.
+    with torch.random.fork_rng(devices=[]):
+        merged = nn.Linear(
+            linear.in_features, linear.out_features,
+            device=linear.weight.device, dtype=linear.weight.dtype,
+        )  # fmt: skip
     merged.weight.copy_(weight)
     merged.bias.copy_(bias)
     return merged

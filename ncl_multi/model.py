@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 
 FORMAT = "ncl_multi.model/2"
 _KINDS = {
+    "coder": "ncl_multi.coder:SparseCoder",
     "clip": "ncl_multi.adapters.clip.model:NonNegClip",
     "graph": "ncl_multi.adapters.graph.model:NonNegGraph",
     "sentence": "ncl_multi.adapters.sentence.model:NonNegEncoder",
@@ -188,12 +189,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         folder = Path(save_directory)
         with atomic_folder(folder) as unfinished:
             self._save_parts(unfinished)
-            config = {
-                "format": FORMAT, "kind": self.kind, "options": self.options(),
-                "trained_on": self.trained_on, "figures": self.figures,
-            }  # fmt: skip
-            text = json.dumps(config, indent=2, default=str)
-            (unfinished / "config.json").write_text(text)
+            write_config(unfinished, self.kind, self.options(), self.trained_on, self.figures)
             # To push, the mixin saves to `<somewhere>/<user>/<name>`, with this argument.
             name = "/".join(folder.parts[-2:]) if "model_card_kwargs" in hub else str(folder)
             (unfinished / "README.md").write_text(self.card(f'ncl.load("{name}")'))
@@ -206,7 +202,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         cls: type[Model], pretrained_model_name_or_path: str | Path, **options: Any
     ) -> Model:
         """A model that `save_pretrained` wrote; see `load`."""
-        return _load(pretrained_model_name_or_path, cls, options)
+        return load_as(pretrained_model_name_or_path, cls, **options)
 
     # What adapters provide.
 
@@ -323,7 +319,7 @@ def load(source: str | Path, **options: Any) -> Any:
     Nothing in the files is executed. `trust_remote_code=True` lets a sentence encoder run the code
     that comes with it.
     """
-    return _load(source, SparseModel, options)
+    return load_as(source, object, **options)
 
 
 def model_class(kind: str) -> Any:
@@ -341,7 +337,23 @@ def fingerprint(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) -> Model:
+def write_config(
+    folder: Path,
+    kind: str,
+    options: dict[str, Any],
+    trained_on: dict[str, Any] | None,
+    figures: dict[str, Any] | None = None,
+) -> None:
+    """Write the `config.json` by which `load` finds out what to build."""
+    config = {
+        "format": FORMAT, "kind": kind, "options": options, "trained_on": trained_on,
+        "figures": figures or {},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=2, default=str))
+
+
+def load_as(source: str | Path, expected: type[Any], **options: Any) -> Any:
+    """What `load` gives, if it is of the expected class."""
     folder = _folder(source, options)
     with _one_error(source):
         config = _read_config(folder)
@@ -355,7 +367,7 @@ def _load(source: str | Path, expected: type[Model], options: dict[str, Any]) ->
         model._load_parts(folder)
     model.trained_on = config["trained_on"]
     model.figures = config["figures"]
-    return model.eval()
+    return model.eval() if isinstance(model, SparseModel) else model
 
 
 @contextmanager

@@ -19,9 +19,10 @@ FLOORS = [
     ["codes"],
     ["metrics"],
     ["data"],
-    ["model", "coder", "pretrained_heads"],
+    ["model", "pretrained_heads"],
     ["adapters"],
     ["atlas", "bulk"],
+    ["coder"],
     ["app"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -85,6 +86,8 @@ def test_losses_and_heads_know_torch_alone():
 
 def test_recipes_and_evals_never_import_each_other():
     scripts = {p.stem for folder in ("recipes", "evals") for p in (ROOT / folder).glob("*.py")}
+    # The methods that evals compare with live in one place, which is not a script.
+    scripts.remove("baselines")
     for folder in ("recipes", "evals"):
         for path in (ROOT / folder).glob("*.py"):
             named = set(imports(path))

@@ -82,47 +82,80 @@ def _from_numpy(path: Path, name: str | None, *, zipped: bool) -> np.ndarray:
 
 
 def _from_parquet(path: Path, name: str | None) -> np.ndarray:
+    columns = parquet_columns(path, name)
     try:
-        import pyarrow as pa
+        table = read_parquet(path, columns)
+    except _arrow_errors() as error:
+        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
+    return parquet_rows(table, columns, str(path))
+
+
+def parquet() -> Any:
+    """The parquet module of pyarrow, if it is installed."""
+    try:
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("parquet files need pyarrow: pip install pyarrow") from error
+    return parquet
+
+
+def parquet_columns(path: Path, name: str | None) -> list[str]:
+    """The column of lists, or the numbered columns in their order, that hold the embeddings."""
     try:
-        schema = parquet.read_schema(path)
-        kinds = {field.name: field.type for field in schema}
-        lists = [
-            column
-            for column, kind in kinds.items()
-            if isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
-            and pa.types.is_floating(kind.value_type)
-        ]
-        numbered = _numbered([c for c, kind in kinds.items() if pa.types.is_floating(kind)])
-        if not lists and numbered and name is None:
-            table = read_parquet(path, numbered)
-            return np.stack([table[column].to_numpy() for column in numbered], axis=1)
-        if not lists:
-            raise ValueError(
-                f"{path} has no column with a list of floats per row; its columns are "
-                f"{', '.join(f'{column} ({kind})' for column, kind in kinds.items())}"
-            )
-        chosen = _only(lists, name, path, "column")
-        column = read_parquet(path, [chosen])[chosen].combine_chunks()
-    except (pa.ArrowException, OSError) as error:
+        schema = parquet().read_schema(path)
+    except _arrow_errors() as error:
         raise ValueError(f"{path} is not a whole parquet file: {error}") from error
+    import pyarrow as pa
+
+    kinds = {field.name: field.type for field in schema}
+    lists = [
+        column
+        for column, kind in kinds.items()
+        if isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+        and pa.types.is_floating(kind.value_type)
+    ]
+    numbered = _numbered([c for c, kind in kinds.items() if pa.types.is_floating(kind)])
+    if not lists and numbered and name is None:
+        return numbered
+    if not lists:
+        raise ValueError(
+            f"{path} has no column with a list of floats per row; its columns are "
+            f"{', '.join(f'{column} ({kind})' for column, kind in kinds.items())}"
+        )
+    return [_only(lists, name, path, "column")]
+
+
+def parquet_rows(table: Any, columns: list[str], what: str, first_row: int = 0) -> np.ndarray:
+    """The embeddings in these columns of a pyarrow table whose first row has this number."""
+    import pyarrow as pa
+
+    if isinstance(table, pa.RecordBatch):
+        table = pa.table(table)
+    if pa.types.is_floating(table.schema.field(columns[0]).type):
+        return np.stack([table[column].to_numpy() for column in columns], axis=1)
+    column = table[columns[0]].combine_chunks()
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     if column.null_count:
         missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
         raise ValueError(
-            f"{path}: {chosen} is missing in {len(missing)} rows, first row {missing[0]}"
+            f"{what}: {columns[0]} is missing in {len(missing)} rows, first row "
+            f"{first_row + missing[0]}"
         )
     odd = np.flatnonzero(lengths != lengths[:1])
     if len(odd):
         raise ValueError(
-            f"{path}: every row of {chosen} must have the same length; got {lengths[odd[0]]} in "
-            f"row {odd[0]} and {lengths[0]} in row 0"
+            f"{what}: every row of {columns[0]} must have the same length; got {lengths[odd[0]]} "
+            f"in row {first_row + odd[0]} and {lengths[0]} in row {first_row}"
         )
     flat = column.flatten().to_numpy(zero_copy_only=False)
     return flat.reshape(len(column), -1) if len(column) else flat.reshape(0, 0)
+
+
+def _arrow_errors() -> tuple[type[Exception], ...]:
+    parquet()
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError)
 
 
 def _numbered(columns: list[str]) -> list[str]:

@@ -6,7 +6,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+
+
+class Rows(Dataset):
+    """Row numbers of what belongs to an example, a whole batch at a time."""
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+    def __getitems__(self, indices: list[int]) -> Tensor:
+        return self.rows[indices]
+
+    @staticmethod
+    def together(batch: Any) -> Any:
+        """For `collate_fn`: the batch is one already."""
+        return batch
 
 
 class Batches:

@@ -56,10 +56,12 @@ class TrainConfig:
     """Split weights and optimizer state over processes (FSDP2), for models too large for one."""
     track: Literal["none", "tensorboard", "wandb"] = "none"
     """Also send the log to TensorBoard or Weights & Biases."""
+    progress: bool = True
+    """Show a progress bar."""
 
     free: ClassVar[tuple[str, ...]] = (
         "out", "resume", "device", "compile", "log_every", "checkpoint_every", "track", "steps",
-        "epochs",
+        "epochs", "progress",
     )  # fmt: skip
     """Settings that may change when a run resumes; more steps or epochs extend it."""
 

@@ -164,7 +164,7 @@ def _train(
     health, clock, stops = Health(), time.perf_counter(), False
     bar = tqdm(
         total=steps.stop, initial=min(steps.start, steps.stop), desc=run.name, unit="step",
-        dynamic_ncols=True, disable=not accelerator.is_main_process,
+        dynamic_ncols=True, disable=not (cfg.progress and accelerator.is_main_process),
     )  # fmt: skip
     with run.stop_signals() as stopped, bar:
         for now, batch in zip(steps, batches.after(steps.start, steps.stop), strict=True):

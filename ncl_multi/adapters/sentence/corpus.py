@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn.functional import normalize
-from torch.utils.data import Dataset
 
 from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.data.fetch import cache
 from ncl_multi.model import fingerprint
 from ncl_multi.training.feature_cache import Shard, cached_shards
+from ncl_multi.training.neighbours import Neighbours
 
 
 @dataclass(frozen=True)
@@ -110,52 +109,6 @@ class Corpus:
         return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
 
 
-def nearest(h: Tensor, count: int, among: Tensor | None = None) -> Int[Tensor, "n count"]:
-    """Rows of each row's `count` nearest others by cosine, the nearest first.
-
-    Args:
-        h: Features.
-        count: How many; fewer if there are no more.
-        among: The rows that are searched; None for all.
-
-    Example:
-        >>> nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1)[:, 0]
-        tensor([1, 0, 1])
-    """
-    unit = normalize(h, dim=1)
-    among = torch.arange(len(h)) if among is None else among
-    place = torch.full((len(h),), -1)
-    place[among] = torch.arange(len(among))
-    searched, count = unit[among], min(count, len(among) - 1)
-    rows = []
-    for start in range(0, len(unit), 1024):
-        cosines = unit[start : start + 1024] @ searched.T
-        same = place[start : start + 1024]
-        itself = (same >= 0).nonzero()[:, 0]
-        cosines[itself, same[itself]] = -2
-        rows.append(among[cosines.topk(count, dim=1).indices])
-    return torch.cat(rows)
-
-
-class Neighbours:
-    """All rows of the features, each with its nearest others among `most` random ones."""
-
-    def __init__(self, h: Tensor, count: int, most: int = 16_384):
-        among = None if len(h) <= most else torch.randperm(len(h))[:most]
-        self.nearest = nearest(h, count, among)
-
-    def draw(self, count: int) -> tuple[Tensor, Tensor]:
-        """Random rows and for each one of its neighbours, the nearer, the likelier."""
-        drawn = torch.randint(len(self.nearest), (count,))
-        return drawn, self.of(drawn)
-
-    def of(self, rows: Int[Tensor, " n"], most: int | None = None) -> Int[Tensor, " n"]:
-        """For each row one of its `most` nearest others, the nearer, the likelier."""
-        most = min(most or self.nearest.shape[1], self.nearest.shape[1])
-        rank = most ** torch.rand(len(rows))
-        return self.nearest[rows, rank.long() - 1]
-
-
 class Examples:
     """Anchors, positives and hard negatives of a batch; what nobody has given is mined.
 
@@ -215,27 +168,6 @@ def cached_features(model: Any, sentences: Sequence[str], precision: str = "fp32
         return h, list(rows)
 
     return cached_shards(cache() / "sentence", "sentences", len(sentences), about, compute)[0]
-
-
-class Rows(Dataset):
-    """Row numbers of the sentences of an example, a whole batch at a time."""
-
-    def __init__(self, rows: Tensor):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.rows[index]
-
-    def __getitems__(self, indices: list[int]) -> Tensor:
-        return self.rows[indices]
-
-    @staticmethod
-    def together(batch: Any) -> Any:
-        """For `collate_fn`: the batch is one already."""
-        return batch
 
 
 def passages_of(document: str, most: int = 4) -> list[str]:

@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from ncl_multi.adapters.sentence.config import SentenceConfig
-from ncl_multi.adapters.sentence.corpus import Corpus, Rows, cached_features
+from ncl_multi.adapters.sentence.corpus import Corpus, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
 from ncl_multi.data.towers import minilm, wordllama
 from ncl_multi.head import Activation, HeadOptions, NonNegHead, sparse_axes
 from ncl_multi.model import SparseModel, check_fits
+from ncl_multi.training.batches import Rows
 
 _KS = (8, 16, 32, 64, 128)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ncl_multi import data
-from ncl_multi.adapters.sentence.corpus import Corpus, Examples, Rows, cached_features
+from ncl_multi.adapters.sentence.corpus import Corpus, Examples, cached_features
 from ncl_multi.adapters.sentence.data import held_out
 from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_transformers
 from ncl_multi.adapters.sentence.model import NonNegEncoder
@@ -28,6 +28,7 @@ from ncl_multi.files import link_equal_files
 from ncl_multi.head import top_k
 from ncl_multi.metrics import alive, ndcg_at_k, readable, spearman
 from ncl_multi.report import table, write_json
+from ncl_multi.training.batches import Rows
 
 ACTIVE = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of active entries that are compared."""

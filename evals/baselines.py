@@ -1,0 +1,156 @@
+"""Competitors of `SparseCoder` at equal active entries: what else is short or sparse.
+
+Each takes embeddings to fit on and a number of entries k, and gives a function from embeddings to
+codes with at most k entries.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ncl_multi.head import k_means, top_k
+
+Code = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every competitor may use: the width of codes, training steps and a seed."""
+
+    dims: int = 2048
+    steps: int = 300
+    batch_size: int = 256
+    seed: int = 0
+
+
+def truncation(x: Tensor, k: int, budget: Budget) -> Code:
+    """The first k dimensions."""
+    return lambda h: h[:, :k]
+
+
+def pca(x: Tensor, k: int, budget: Budget) -> Code:
+    """The first k principal components."""
+    mean = x.mean(dim=0)
+    axes = torch.linalg.eigh((x - mean).T @ (x - mean)).eigenvectors.flip(1)[:, :k]
+    return lambda h: (h - mean) @ axes
+
+
+def nmf(x: Tensor, k: int, budget: Budget, components: int = 256) -> Code:
+    """scikit-learn's NMF of the positive and the negative parts, the k largest entries."""
+    from sklearn.decomposition import MiniBatchNMF
+
+    def parts(h: Tensor) -> Any:
+        unit = F.normalize(h, dim=1)
+        return torch.cat([unit.relu(), (-unit).relu()], dim=1).numpy()
+
+    model = MiniBatchNMF(
+        min(components, budget.dims, len(x)), batch_size=1024, max_iter=30,
+        random_state=budget.seed, tol=0.0, max_no_improvement=None,
+    ).fit(parts(x))  # fmt: skip
+    return lambda h: top_k(torch.from_numpy(model.transform(parts(h))).float(), k)
+
+
+def one_hot(x: Tensor, k: int, budget: Budget) -> Code:
+    """The k nearest of k-means' centres, all with the same weight."""
+    soft = soft_clusters(x, k, budget)
+    return lambda h: (soft(h) > 0).float()
+
+
+def soft_clusters(x: Tensor, k: int, budget: Budget) -> Code:
+    """The cosines to the k nearest of k-means' centres; as many centres as a third of the rows."""
+    with torch.random.fork_rng():
+        torch.manual_seed(budget.seed)
+        centres = k_means(F.normalize(x, dim=1), min(budget.dims, max(k, len(x) // 3)))
+    centres = F.normalize(centres, dim=1)
+    return lambda h: top_k((F.normalize(h, dim=1) @ centres.T).relu(), k)
+
+
+def csr(x: Tensor, k: int, budget: Budget) -> Code:
+    """CSR of sentence-transformers, trained for this k on rows and their neighbours."""
+    from ncl_multi.adapters.sentence.objective import SparseAutoencoder
+    from ncl_multi.training.neighbours import Neighbours
+
+    near = Neighbours(x, 16)
+
+    def step(model: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return model([x[rows[:, 0]], x[near.of(rows[:, 0])]])
+
+    model = _trained(SparseAutoencoder, step, x, k, budget)
+    return lambda h: top_k(model.codes(h), k)
+
+
+def autoencoder(x: Tensor, k: int, budget: Budget) -> Code:
+    """A TopK autoencoder, trained for this k."""
+
+    def step(model: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return model(x[rows[:, 0]])
+
+    model = _trained(TopKAutoencoder, step, x, k, budget)
+    return lambda h: top_k(model.codes(h), k)
+
+
+METHODS: dict[str, Callable[..., Code]] = {
+    "truncation": truncation, "pca": pca, "nmf": nmf, "k_means_one_hot": one_hot,
+    "k_means_soft": soft_clusters, "csr": csr, "autoencoder": autoencoder,
+}  # fmt: skip
+DENSE = ("truncation", "pca")
+"""Methods whose dimensions are the same k for every row: four bytes an entry, not six."""
+
+
+class TopKAutoencoder(nn.Module):
+    """Gao et al. 2024, arXiv 2406.04093: a shared bias, tied start, unit atoms, an auxiliary loss.
+
+    The auxiliary term lets dimensions that are silent in a batch explain what the others leave.
+    """
+
+    def __init__(self, in_dim: int, dims: int, k: int):
+        super().__init__()
+        self.k = k
+        self.encoder = nn.Linear(in_dim, dims)
+        self.atoms = nn.Parameter(F.normalize(self.encoder.weight.detach().clone(), dim=1))
+        self.bias = nn.Parameter(torch.zeros(in_dim))
+
+    def codes(self, h: Tensor) -> Tensor:
+        """Codes before they are cut."""
+        with torch.no_grad():
+            return F.relu(self.encoder(h - self.bias))
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and its codes."""
+        atoms = F.normalize(self.atoms, dim=1)
+        whole = F.relu(self.encoder(h - self.bias))
+        z = top_k(whole, self.k)
+        rest = h - self.bias - z @ atoms
+        silent = (z > 0).sum(dim=0) == 0
+        share = rest.square().sum() / (h - h.mean(dim=0)).square().sum()
+        if silent.any():
+            count = min(2 * self.k, int(silent.sum()))
+            spare = top_k(whole * silent, count) @ atoms
+            share = share + F.mse_loss(spare, rest.detach()) / rest.detach().square().mean() / 32
+        return share, z
+
+
+def _trained(build: Any, step: Any, x: Tensor, k: int, budget: Budget) -> Any:
+    """A model of embeddings to `dims` dimensions, trained by the library's loop."""
+    from torch.utils.data import DataLoader
+
+    from ncl_multi.training.batches import Rows
+    from ncl_multi.training.config import TrainConfig
+    from ncl_multi.training.fit import StepObjective, fit
+
+    with torch.random.fork_rng():
+        torch.manual_seed(budget.seed)
+        model = build(x.shape[1], budget.dims, k)
+    size = min(budget.batch_size, len(x))
+    loader = DataLoader(
+        Rows(torch.arange(len(x))[:, None]), size, collate_fn=Rows.together, drop_last=True
+    )
+    plan = TrainConfig(
+        steps=budget.steps, batch_size=size, lr=2e-3, seed=budget.seed, device="cpu", progress=False
+    )
+    fit(StepObjective(model, step), loader, plan)
+    return model.eval()

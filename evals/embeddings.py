@@ -1,0 +1,178 @@
+"""How much do sparse codes of embeddings keep, and can they be read? `SparseCoder` and others.
+
+Quality is that of search, as a share of the whole embeddings', at equal active entries. Everything
+is fitted on the documents only.
+
+Usage:
+    python evals/embeddings.py documents.npy --queries queries.npy --judgements right.tsv
+    python evals/embeddings.py x.npy --labels labels.txt --judge other.npy --k 8 32
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from baselines import Budget
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Config:
+    """Search, readability, bytes and time of codes at k active entries."""
+
+    documents: tyro.conf.Positional[Path]
+    """Embeddings to fit on and to search."""
+    queries: Path | None = None
+    """Embeddings to search with; None holds out a tenth of the documents."""
+    judgements: Path | None = None
+    """Tab separated lines of query row, document row (from 0), gain; None takes the ten nearest by
+    the whole embeddings for right."""
+    labels: Path | None = None
+    """A text file with the class of each document on a line, for purity and intruders."""
+    judge: Path | None = None
+    """Embeddings of the documents by another model, as a judge of intruders."""
+    k: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """Numbers of active entries."""
+    methods: tuple[str, ...] = ()
+    """Which competitors; none for all."""
+    dims: int = 2048
+    """Width of sparse codes."""
+    steps: int = 300
+    """Training steps of those that are trained."""
+    seed: int = 0
+    """Seed of everything random."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def read(cfg: Config) -> "tuple[Tensor, Tensor, Any, Any, Any]":
+    """Documents, queries, what is right, labels and the judge's embeddings of the documents."""
+    import numpy as np
+    import torch
+    from scipy.sparse import csr_array
+    from torch.nn.functional import normalize
+
+    from ncl_multi.data.arrays import read_embeddings
+
+    x = torch.from_numpy(np.array(read_embeddings(cfg.documents)))
+    held = slice(len(x) - len(x) // 10, None)
+    rows = slice(0, len(x) if cfg.queries is not None else held.start)
+    queries = x[held] if cfg.queries is None else torch.from_numpy(read_embeddings(cfg.queries))
+    documents = x[rows]
+    if cfg.judgements is None:
+        near = (normalize(queries, dim=1) @ normalize(documents, dim=1).T).topk(10, dim=1).indices
+        place = (np.arange(len(queries)).repeat(10), near.flatten().numpy())
+        gain = np.ones(len(place[0]))
+    else:
+        query, item, gain = np.loadtxt(cfg.judgements, delimiter="\t", ndmin=2).T
+        place, gain = (query.astype(int), item.astype(int)), np.maximum(gain, 0)
+    right = csr_array((gain, place), shape=(len(queries), len(documents)))
+    labels = None
+    if cfg.labels is not None:
+        lines = cfg.labels.read_text(encoding="utf-8").splitlines()
+        labels = torch.from_numpy(np.unique(lines, return_inverse=True)[1])[rows]
+    judge = None if cfg.judge is None else torch.from_numpy(np.array(read_embeddings(cfg.judge)))
+    return documents, queries, right, labels, None if judge is None else judge[rows]
+
+
+def measure(documents: Any, queries: Any, right: Any, labels: Any, judge: Any) -> dict[str, Any]:
+    """Search and readability of codes; a measure that does not apply is left out."""
+    from ncl_multi.metrics import (
+        NotMeasurableError,
+        active_dims,
+        intruder,
+        ndcg_at_k,
+        purity,
+    )
+
+    row: dict[str, Any] = {
+        "active": active_dims(documents), "ndcg_10": ndcg_at_k(queries, documents, right)
+    }  # fmt: skip
+    judged = {
+        "purity_10": (purity, labels),
+        "intruder": (intruder, labels if judge is None else judge),
+    }
+    for name, (formula, truth) in judged.items():
+        if truth is not None:
+            try:
+                row[name] = formula(documents, truth)
+            except NotMeasurableError:
+                continue
+    return row
+
+
+def compare(cfg: Config) -> list[dict[str, Any]]:
+    """One row for each method and k, one more for fuller queries, and one for the whole."""
+    from baselines import DENSE, METHODS, Budget
+
+    import ncl_multi as ncl
+    from ncl_multi.metrics import ndcg_at_k
+
+    documents, queries, right, labels, judge = read(cfg)
+    whole = ndcg_at_k(queries, documents, right)
+    rows = [{"method": "whole", "k": documents.shape[1], "ndcg_10": whole, "share": 1.0}]
+    started = time.perf_counter()
+    coder = ncl.SparseCoder(
+        cfg.dims, max(cfg.k), ks=[k for k in cfg.k if k >= 4] or None, steps=cfg.steps,
+        random_state=cfg.seed,
+    ).fit(documents)  # fmt: skip
+    seconds = time.perf_counter() - started
+    for k in cfg.k:
+        z = coder.transform(documents, k=k)
+        for method, entries in {
+            "ncl": k,
+            "ncl_query_4k": 4 * k,
+            "ncl_query_free": cfg.dims,
+        }.items():
+            found = measure(z, coder.transform(queries, k=entries), right, labels, judge)
+            rows.append({"method": method, "k": k} | found | {"fit_seconds": seconds})
+    budget = Budget(cfg.dims, cfg.steps, seed=cfg.seed)
+    for name in cfg.methods or METHODS:
+        for k in cfg.k:
+            rows.append(_of_method(name, k, budget, documents, queries, right, labels, judge))
+            print(json.dumps(rows[-1]), flush=True)
+    for row in rows[1:]:
+        row["share"] = row["ndcg_10"] / whole
+        row["bytes"] = row["k"] * (4 if row["method"] in DENSE else 6)
+    return rows
+
+
+def _of_method(
+    name: str, k: int, budget: "Budget", documents: "Tensor", queries: "Tensor", *judges: Any
+) -> dict[str, Any]:
+    import torch
+    from baselines import DENSE, METHODS
+
+    from ncl_multi.codes.features import to_csr
+
+    started = time.perf_counter()
+    code = METHODS[name](documents, k, budget)
+    seconds = time.perf_counter() - started
+    with torch.no_grad():
+        z, zq = code(documents), code(queries)
+    if name not in DENSE:
+        z, zq = to_csr(z), to_csr(zq)
+        return {"method": name, "k": k} | measure(z, zq, *judges) | {"fit_seconds": seconds}
+    right, *_ = judges
+    # Signed dense rows have no dimensions that fire for a few things only.
+    return {"method": name, "k": k} | measure(z, zq, right, None, None) | {"fit_seconds": seconds}
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import table, write_json
+
+    rows = compare(cfg)
+    table(f"{cfg.documents}", {f"{row['method']} {row['k']}": row for row in rows})
+    if cfg.out is not None:
+        write_json(cfg.out, rows)
+    for row in rows:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,516 @@
+"""`SparseCoder`: sparse, readable codes of embeddings you already have, for scikit-learn."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from scipy.sparse import csr_array, issparse, vstack
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from ncl_multi.atlas.page import write_atlas
+from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import MIXED, name_dimensions
+from ncl_multi.codes.rebuild import LinearDecoder
+from ncl_multi.data.shards import Shards
+from ncl_multi.files import Expected, atomic_folder, read_safetensors
+from ncl_multi.head import NonNegHead, Start
+from ncl_multi.metrics.findings import Finding, findings
+from ncl_multi.model import load_as, write_config
+from ncl_multi.training.batches import Rows
+from ncl_multi.training.config import TrainConfig
+from ncl_multi.training.embeddings import EmbeddingObjective, Examples, read_examples, start_heads
+
+try:
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+    from tqdm.auto import tqdm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
+
+FILE_FORMAT = "ncl_multi.coder/1"
+_DECODED = 20_000
+"""Rows that the decoder is fitted on."""
+_KEPT = 4096
+"""Rows that `partial_fit` keeps of all it has seen, to measure the codes on."""
+
+
+class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Sparse non-negative codes of embeddings, learnt by contrast.
+
+    Rows that belong together get codes that are alike: pairs or groups if they are given, else
+    nearest neighbours with noise. The cosines of the embeddings are a helper: codes imitate them.
+    They are trained for several numbers of entries at once, so `transform(x, k=8)` needs no new
+    training. Only the direction of a row counts; a row of zeros has a code of zeros.
+
+    Wherever embeddings are asked for, `x` may be an array, a tensor, a sparse matrix, a column of
+    `datasets`, a `.npy`, `.npz` or parquet file, or a list of such files. Memmaps and files are
+    read a block at a time.
+
+    Args:
+        dims: Width of the codes.
+        k: Active entries of a code.
+        k_query: Active entries of a code that searches, `transform(x, query=True)`; None is
+            `4 * k`. Documents stay as small as `k`, and fuller queries find more.
+        idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
+        ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
+        start: Where dimensions start: on sparse `axes` of the embeddings or on their `clusters`.
+        steps: Training steps of `fit`.
+        batch_size: Rows of a step; fewer if there are fewer rows.
+        learning_rate: Highest learning rate.
+        temperature: Of `info_nce`.
+        imitation: Weight of the helper term: how near rows are among the others of a batch.
+        teacher_temperature: Of the helper term.
+        noise: Length of the noise that is added to a row in training, as a share of its own.
+        neighbours: Positives are drawn from so many nearest rows, the nearer, the likelier.
+        max_rows: `fit` learns from at most so many rows, drawn at random: memory stays flat.
+        verbose: Show progress bars.
+        random_state: Seed of everything random.
+
+    Attributes:
+        heads_: The trained head; two for two-sided data.
+        idf_: Weight of each dimension in a query.
+        reconstruction_error_: Squared error of `inverse_transform`, as a share of the variance, on
+            rows that the decoder was not fitted on (if there are at least 20 rows).
+        names_: Names of the dimensions, after `name`.
+
+    Example:
+        >>> x = np.random.default_rng(0).standard_normal((50, 8))
+        >>> codes = SparseCoder(dims=32, k=4, steps=5, random_state=0).fit_transform(x)
+        >>> codes.shape, int(np.diff(codes.indptr).max())
+        ((50, 32), 4)
+    """
+
+    load_options = ()
+
+    def __init__(
+        self,
+        dims: int = 2048,
+        k: int = 32,
+        *,
+        k_query: int | None = None,
+        idf: bool = False,
+        ks: Sequence[int] | None = None,
+        start: Start = "axes",
+        steps: int = 300,
+        batch_size: int = 256,
+        learning_rate: float = 2e-3,
+        temperature: float = 0.1,
+        imitation: float = 10.0,
+        teacher_temperature: float = 0.05,
+        noise: float = 0.1,
+        neighbours: int = 16,
+        max_rows: int = 100_000,
+        verbose: bool = False,
+        random_state: Any = None,
+    ):
+        self.dims = dims
+        self.k = k
+        self.k_query = k_query
+        self.idf = idf
+        self.ks = ks
+        self.start = start
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.temperature = temperature
+        self.imitation = imitation
+        self.teacher_temperature = teacher_temperature
+        self.noise = noise
+        self.neighbours = neighbours
+        self.max_rows = max_rows
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any = None,
+        *,
+        positives: Any = None,
+        groups: Any = None,
+        other: Any = None,
+    ) -> "SparseCoder":
+        """Learn codes of these embeddings.
+
+        Args:
+            X: Embeddings, one row per item.
+            y: Ignored, for scikit-learn's sake.
+            positives: What belongs together: pairs of row numbers, of shape (m, 2); or embeddings
+                of the same shape as `X`, the partner of each row.
+            groups: A label per row: rows of one group belong together.
+            other: Embeddings from another space, as the texts of images: one space of codes serves
+                both, see `transform(y, other=True)`. Row i belongs to row i of `X`, unless
+                `positives` are pairs of (row of `X`, row of `other`).
+        """
+        self._check_options()
+        for name in ("heads_", "names_", "_kept"):
+            if hasattr(self, name):
+                delattr(self, name)
+        return self._learn(X, positives, groups, other, self.steps)
+
+    def partial_fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any = None,
+        *,
+        positives: Any = None,
+        groups: Any = None,
+        other: Any = None,
+    ) -> "SparseCoder":
+        """Learn from these rows in one pass, after all that was learnt before; see `fit`."""
+        self._check_options()
+        return self._learn(X, positives, groups, other, None)
+
+    def transform(
+        self,
+        X: Any,  # noqa: N803
+        *,
+        k: int | None = None,
+        query: bool = False,
+        other: bool = False,
+    ) -> csr_array:
+        """Codes of embeddings: unit rows with at most `k` active entries.
+
+        Args:
+            X: Embeddings of the width given to `fit`.
+            k: Active entries; None takes the estimator's `k`, for queries its `k_query`.
+            query: Codes to search with: more entries, and weighed by rarity if `idf`.
+            other: `X` is of the space given to `fit` as `other`.
+        """
+        parts = list(self.stream(X, k=k, query=query, other=other))
+        return parts[0] if len(parts) == 1 else csr_array(vstack(parts, format="csr"))
+
+    def stream(
+        self,
+        X: Any,  # noqa: N803
+        *,
+        k: int | None = None,
+        query: bool = False,
+        other: bool = False,
+    ) -> Iterator[csr_array]:
+        """What `transform` gives, a block of rows at a time: for more rows than fit in memory."""
+        check_is_fitted(self, "heads_")
+        if other and len(self.heads_) == 1:
+            raise ValueError("this coder has one side only; fit(x, other=y) gives it another")
+        k = k or ((self.k_query or 4 * self.k) if query else self.k)
+        if k < 1:
+            raise ValueError(f"k must be at least 1; got {k}")
+        k = min(k, self.dims)
+        shards = self._shards(X, 1 if other else 0)
+        served = self.heads_[-1 if other else 0].fold()[0]
+        weights = torch.from_numpy(self.idf_) if query and self.idf else None
+        bar = tqdm(total=len(shards), unit="row", disable=not self.verbose, desc="transform")
+        with bar:
+            for block in shards.blocks():
+                yield vstack([_codes(rows, served, weights, k) for rows in _pieces(block)], "csr")
+                bar.update(len(block))
+
+    def inverse_transform(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Embeddings rebuilt from codes, linearly; `reconstruction_error_` says how well."""
+        check_is_fitted(self, "heads_")
+        codes = csr_array(X) if issparse(X) else csr_array(np.atleast_2d(X))
+        if codes.shape[1] != self.dims:
+            raise ValueError(f"codes must have {self.dims} dimensions; got {codes.shape[1]}")
+        return self._decoder(codes)
+
+    def name(self, texts: Sequence[str], X: Any = None) -> list[str]:  # noqa: N803
+        """Name the dimensions by the words of the texts that fire them most.
+
+        Args:
+            texts: One text per row given to `fit`, or per row of `X`.
+            X: Embeddings of the texts, if they are not those given to `fit`.
+        """
+        check_is_fitted(self, "heads_")
+        if X is not None:
+            codes, rows = self.transform(X), None
+        elif hasattr(self, "_seen"):
+            codes, rows = self._seen
+        else:
+            raise ValueError(
+                "codes of the rows given to fit are not kept in files or by partial_fit; pass the "
+                "embeddings of the texts: name(texts, x)"
+            )
+        expected = codes.shape[0] if rows is None else self.n_rows_
+        if isinstance(texts, str) or len(texts) != expected:
+            raise ValueError(f"expected one text per row, {expected}; got {len(texts)}")
+        items = list(texts) if rows is None else [texts[row] for row in rows.tolist()]
+        self.names_ = name_dimensions(Features(codes, items=items))
+        return self.names_
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the dimensions: numbered, or what `name` found, each once."""
+        numbered = super().get_feature_names_out(input_features)
+        named = getattr(self, "names_", None) or [""] * self.dims
+        often = {name for name in named if named.count(name) > 1}
+        result = [
+            number if name in ("", MIXED) else f"{name} ({dim})" if name in often else name
+            for dim, (name, number) in enumerate(zip(named, numbered, strict=True))
+        ]
+        return np.array(result, dtype=object)
+
+    def features(
+        self,
+        X: Any,  # noqa: N803
+        items: Sequence[str] | None = None,
+        labels: Any = None,
+        *,
+        split: str = "train",
+    ) -> Features:
+        """Codes with what a person reads of each item, as the atlas and the evals take them."""
+        about: dict[str, Any] = {
+            "kind": "coder", "split": split, "output": "head", "normalised": True,
+            "activation": "relu",
+        }  # fmt: skip
+        numbers = None
+        if labels is not None:
+            classes, inverse = np.unique(np.asarray(labels), return_inverse=True)
+            about["classes"], numbers = classes.tolist(), torch.from_numpy(inverse)
+        if hasattr(self, "names_"):
+            about["names"] = self.names_
+        return Features(self.transform(X), numbers, items=items, about=about)
+
+    def atlas(
+        self,
+        X: Any,  # noqa: N803
+        items: Sequence[str],
+        labels: Any = None,
+        *,
+        out: str | Path = "atlas",
+    ) -> Path:
+        """Write `<out>/atlas.html`, a page on what every dimension means, from these items."""
+        folder = Path(out)
+        self.features(X, items, labels).save(folder / "features" / "train_head.safetensors")
+        return write_atlas(folder)
+
+    def findings(self, X: Any, target: Any, *, most_p: float = 0.05) -> list[Finding]:  # noqa: N803
+        """Which dimensions go with a label or a number; see `ncl_multi.metrics.findings`."""
+        names = list(self.get_feature_names_out())
+        return findings(self.transform(X), target, names, most_p=most_p)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the coder to a folder, whole or not at all; nothing in it is executed at `load`."""
+        check_is_fitted(self, "heads_")
+        parts = {f"heads.{name}": part for name, part in self.heads_.state_dict().items()}
+        parts |= {f"decoder.{name}": part for name, part in self._decoder.state().items()}
+        parts["idf"] = torch.from_numpy(self.idf_)
+        params = self.get_params()
+        if not isinstance(params["random_state"], int | None):
+            params["random_state"] = None
+        options = {
+            "params": params,
+            "widths": [head.in_dim for head in self.heads_],
+            "names": getattr(self, "names_", None),
+            "feature_names": _strings(getattr(self, "feature_names_in_", None)),
+            "rows": self.n_rows_,
+            "error": self.reconstruction_error_,
+        }
+        with atomic_folder(folder) as unfinished:
+            contiguous = {name: part.contiguous() for name, part in parts.items()}
+            save_file(contiguous, unfinished / "coder.safetensors", {"format": FILE_FORMAT})
+            write_config(unfinished, "coder", options, {"rows": self.n_rows_})
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "SparseCoder":
+        """A coder that `save` wrote; `ncl.load` does the same."""
+        return load_as(folder, cls)
+
+    @classmethod
+    def _build(cls, options: dict[str, Any], folder: Path) -> "SparseCoder":
+        params = options["params"]
+        known = cls._get_param_names()
+        if sorted(params) != sorted(known):
+            raise ValueError(f"its params must be {', '.join(known)}; got {', '.join(params)}")
+        coder = cls(**params)
+        coder._check_options()
+        coder._build_heads(options["widths"])
+        coder.n_features_in_ = options["widths"][0]
+        coder.reconstruction_error_ = float(options["error"])
+        coder.n_rows_ = int(options["rows"])
+        if options["feature_names"] is not None:
+            coder.feature_names_in_ = np.array(options["feature_names"], dtype=object)
+        if options["names"] is not None:
+            coder.names_ = [str(name) for name in options["names"]]
+        return coder
+
+    def _load_parts(self, folder: Path) -> None:
+        number = ("F32",)
+        expected = {
+            "heads.*": Expected(number, (0, 1, 2)), "decoder.*": Expected(number, (1, 2)),
+            "idf": Expected(number),
+        }  # fmt: skip
+        parts, _ = read_safetensors(
+            folder / "coder.safetensors", expected, framework="pt", file_format=FILE_FORMAT
+        )
+        for kind in ("heads", "decoder"):
+            prefix = f"{kind}."
+            own = {n.removeprefix(prefix): p for n, p in parts.items() if n.startswith(prefix)}
+            if kind == "heads":
+                self.heads_.load_state_dict(own)
+            else:
+                self._decoder = LinearDecoder.of_state(own, self.dims, self.n_features_in_)
+        self.heads_.eval()
+        self.idf_ = parts["idf"].numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Codes of the training rows are for `name` only, and may be larger than all the rest.
+        return {name: v for name, v in super().__getstate__().items() if name != "_seen"}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.dims
+
+    def _check_options(self) -> None:
+        least = {
+            "dims": 1, "k": 1, "steps": 1, "batch_size": 2, "neighbours": 1, "max_rows": 2,
+        }  # fmt: skip
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+        if self.k > self.dims:
+            raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
+        if self.start not in ("axes", "clusters"):
+            raise ValueError(f"start must be one of axes, clusters; got {self.start!r}")
+
+    @property
+    def _started(self) -> bool:
+        return hasattr(self, "heads_")
+
+    def _shards(self, source: Any, side: int = 0) -> Shards:
+        """The rows of a side; what is in memory passes scikit-learn's checks, too."""
+        if side == 0 and _in_memory(source):
+            source = validate_data(
+                self, source, reset=not self._started, accept_sparse="csr", dtype="numeric",
+                ensure_all_finite=False,
+            )  # fmt: skip
+        shards = Shards(source)
+        if not self._started:
+            if side == 0:
+                self.n_features_in_ = shards.shape[1]
+        elif shards.shape[1] != self.heads_[side].in_dim:
+            raise ValueError(
+                f"X has {shards.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.heads_[side].in_dim} features as input"
+            )
+        return shards
+
+    def _build_heads(self, widths: Sequence[int]) -> None:
+        self.heads_: Any = nn.ModuleList(
+            [NonNegHead(width, self.dims, batch_norm=False) for width in widths]
+        )
+
+    def _learn(
+        self, source: Any, positives: Any, groups: Any, other: Any, steps: int | None
+    ) -> "SparseCoder":
+        """Train for so many steps, or for one pass, and measure the codes."""
+        sides = [self._shards(source)] + ([] if other is None else [self._shards(other, 1)])
+        if self._started and len(self.heads_) != len(sides):
+            raise ValueError(f"this coder has {len(self.heads_)} sides; got {len(sides)}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            data = read_examples(
+                sides, positives, groups, neighbours=self.neighbours, max_rows=self.max_rows
+            )
+            if not self._started:
+                self._build_heads([side.shape[1] for side in sides])
+                start_heads(self.heads_, data, self.start)
+            self._train(data, seed, steps)
+        self.n_rows_ = len(sides[0]) + (getattr(self, "n_rows_", 0) if steps is None else 0)
+        self._measure(data, seed, keep=steps is None)
+        return self
+
+    def _train(self, data: Examples, seed: int, steps: int | None) -> None:
+        from ncl_multi.training.fit import fit
+
+        powers = [2**power for power in range(2, 12) if 2**power <= 2 * self.k]
+        ks = self.ks or sorted({*powers, self.k})
+        objective = EmbeddingObjective(
+            self.heads_, data, sorted({min(k, self.dims) for k in ks}),
+            temperature=self.temperature, imitation=self.imitation,
+            teacher_temperature=self.teacher_temperature, noise=self.noise,
+        )  # fmt: skip
+        size = min(self.batch_size, len(data.rows))
+        loader = DataLoader(Rows(data.rows), size, collate_fn=Rows.together, drop_last=True)
+        fit(
+            objective,
+            loader,
+            TrainConfig(
+                steps=steps or len(loader), batch_size=size, lr=self.learning_rate, seed=seed,
+                schedule="constant" if steps is None else "cosine", ema=0.98, device="cpu",
+                progress=self.verbose,
+            ),
+        )  # fmt: skip
+
+    def _measure(self, data: Examples, seed: int, *, keep: bool) -> None:
+        """Rarity of dimensions and the decoder, on rows that were learnt from."""
+        x = data.sides[0].numpy()
+        if keep:
+            x = self._kept = _reservoir(getattr(self, "_kept", x[:0]), x, self.n_rows_, seed)
+        codes = vstack(
+            [_codes(rows, self.heads_[0].fold()[0], None, self.k) for rows in _pieces(x)]
+        )
+        codes = csr_array(codes)
+        if not keep:
+            self._seen = (codes, data.numbers)
+        active = np.bincount(codes.indices, minlength=self.dims)
+        self.idf_ = (np.log((1 + len(x)) / (1 + active)) + 1).astype(np.float32)
+        chosen = np.random.default_rng(seed).permutation(len(x))[:_DECODED]
+        self._decoder, self.reconstruction_error_ = LinearDecoder.fit(codes[chosen], x[chosen])
+
+
+def _in_memory(source: Any) -> bool:
+    """Whether scikit-learn may look at the whole of it."""
+    if isinstance(source, np.memmap | Tensor | str | Path):
+        return False
+    if isinstance(source, list | tuple):
+        return not any(isinstance(part, str | Path | Tensor) for part in source)
+    return issparse(source) or hasattr(source, "__array__") or hasattr(source, "iloc")
+
+
+def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
+    yield from (block[start : start + 2048] for start in range(0, max(1, len(block)), 2048))
+
+
+@torch.inference_mode()
+def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
+    """Unit codes of a few rows: the k largest entries of what the folded head puts out."""
+    h = torch.from_numpy(np.ascontiguousarray(x))
+    length = h.norm(dim=1, keepdim=True)
+    z = F.relu(served(h / length.clamp_min(1e-30)))
+    if weights is not None:
+        z = z * weights
+    values, dims = z.topk(k, dim=1)
+    dims, order = dims.sort(dim=1)
+    values = F.normalize(values.gather(1, order), dim=1) * (length > 0)
+    active = values > 0
+    indptr = np.concatenate([[0], active.sum(dim=1).cumsum(0).numpy()])
+    entries = (values[active].numpy(), dims[active].numpy().astype(np.int32), indptr)
+    return csr_array(entries, shape=(len(x), z.shape[1]))
+
+
+def _reservoir(kept: np.ndarray, new: np.ndarray, seen: int, seed: int) -> np.ndarray:
+    """At most 4,096 rows of all that were seen, each with about the same chance."""
+    generator = np.random.default_rng(seed)
+    share = len(new) / seen
+    if len(kept) + len(new) > _KEPT:
+        count = min(len(new), max(_KEPT - len(kept), round(_KEPT * share)))
+        new = new[generator.permutation(len(new))[:count]]
+        kept = kept[generator.permutation(len(kept))[: _KEPT - count]]
+    return np.concatenate([kept, new])
+
+
+def _strings(names: Any) -> list[str] | None:
+    return None if names is None else [str(name) for name in names]

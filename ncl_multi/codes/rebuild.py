@@ -1,0 +1,74 @@
+"""From codes back to embeddings: a linear decoder, fitted once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+_RIDGE = 1e-2
+_STEPS = 50
+_HELD_OUT = 20
+"""From so many rows on, a tenth is held out to measure the error."""
+
+
+@dataclass(frozen=True)
+class LinearDecoder:
+    """`mean + codes @ atoms`: the atom of a dimension is what it adds to an embedding."""
+
+    mean: np.ndarray
+    atoms: np.ndarray
+
+    def __call__(self, codes: csr_array) -> np.ndarray:
+        return self.mean + codes.astype(np.float32) @ self.atoms
+
+    @classmethod
+    def fit(cls, codes: csr_array, x: np.ndarray) -> tuple["LinearDecoder", float]:
+        """Ridge regression, and its squared error as a share of the variance of held-out rows.
+
+        The last tenth is held out; with fewer than 20 rows the error is that of the fitted ones.
+        """
+        first = len(x) - len(x) // 10 if len(x) >= _HELD_OUT else len(x)
+        mean = x[:first].mean(axis=0, dtype=np.float64)
+        atoms = _ridge(codes[:first].astype(np.float64), x[:first] - mean)
+        decoder = cls(mean.astype(np.float32), atoms.astype(np.float32))
+        test = slice(first if first < len(x) else 0, None)
+        off = np.square(x[test] - decoder(codes[test])).sum()
+        spread = np.square(x[test] - mean).sum()
+        return decoder, float(off / spread) if spread > 0 else 0.0
+
+    def state(self) -> dict[str, Tensor]:
+        """What a file needs to keep."""
+        return {"mean": torch.from_numpy(self.mean), "atoms": torch.from_numpy(self.atoms)}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Tensor], dims: int, width: int) -> "LinearDecoder":
+        """A decoder of codes of `dims` dimensions, as `state` described it."""
+        shapes = {name: tuple(part.shape) for name, part in state.items()}
+        if shapes != {"mean": (width,), "atoms": (dims, width)}:
+            raise ValueError(f"the decoder must turn {dims} dimensions into {width}; got {shapes}")
+        return cls(state["mean"].numpy(), state["atoms"].numpy())
+
+
+def _ridge(z: csr_array, target: np.ndarray) -> np.ndarray:
+    """Solves `(z.T z + ridge) atoms = z.T target` by conjugate gradients, all columns at once.
+
+    They need no square matrix of all dimensions, which for wide codes is larger than the data.
+    """
+    atoms = np.zeros((z.shape[1], target.shape[1]))
+    rest = z.T @ target
+    direction, size = rest.copy(), np.square(rest).sum(axis=0)
+    enough = 1e-8 * size.max(initial=0.0)
+    for _ in range(_STEPS):
+        if size.max(initial=0.0) <= enough:
+            break
+        image = z.T @ (z @ direction) + _RIDGE * direction
+        curve = (direction * image).sum(axis=0)
+        step = np.divide(size, curve, out=np.zeros_like(size), where=curve > 0)
+        atoms += step * direction
+        rest -= step * image
+        before, size = size, np.square(rest).sum(axis=0)
+        turn = np.divide(size, before, out=np.zeros_like(size), where=before > 0)
+        direction = rest + turn * direction
+    return atoms

@@ -1,0 +1,93 @@
+"""The recipe and the evals of embeddings, on a few rows."""
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ncl_multi as ncl
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "evals"))
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 5
+    x = rng.standard_normal((5, 12))[y] + 0.4 * rng.standard_normal((120, 12))
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    words = ["apple", "bridge", "candle", "dragon", "engine"]
+    (tmp_path / "items.txt").write_text("".join(f"the {words[kind]}\n" for kind in y))
+    (tmp_path / "labels.txt").write_text("".join(f"{kind}\n" for kind in y))
+    return tmp_path
+
+
+def script(path):
+    return runpy.run_path(str(ROOT / path), run_name="script")
+
+
+def test_the_recipe_writes_a_run_about_the_given_rows(here):
+    recipe = script("recipes/embeddings_ncl.py")
+    cfg = recipe["Config"](
+        x=(here / "x.npy",), out=here / "run", items=here / "items.txt",
+        labels=here / "labels.txt", dims=32, k=4, steps=5,
+    )  # fmt: skip
+    recipe["main"](cfg)
+    figures = json.loads((here / "run/metrics.json").read_text())["ncl"]["train"]
+    assert figures["rows"] == 120
+    assert 0 < figures["purity@10"] <= 1
+    assert (here / "run/atlas.html").exists()
+    coder = ncl.load(here / "run")
+    assert coder.transform(np.load(here / "x.npy")).shape == (120, 32)
+    assert "apple" in " ".join(coder.get_feature_names_out())
+    (here / "short.txt").write_text("one line\n")
+    with pytest.raises(ValueError, match="one line per row of the embeddings, 120; got 1"):
+        recipe["main"](recipe["Config"](x=(here / "x.npy",), items=here / "short.txt"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_competitor_gives_codes_of_at_most_k_entries(here):
+    import torch
+
+    baselines = script("evals/baselines.py")
+    x = torch.from_numpy(np.load(here / "x.npy"))
+    budget = baselines["Budget"](dims=24, steps=2, batch_size=32)
+    for name, method in baselines["METHODS"].items():
+        if name == "csr":
+            pytest.importorskip("sentence_transformers")
+        z = method(x, 3, budget)(x[:7])
+        assert z.shape[0] == 7
+        assert (z != 0).sum(dim=1).max() <= 3, name
+        assert torch.isfinite(z).all()
+
+
+def test_methods_are_compared_at_equal_entries(here):
+    evals = script("evals/embeddings.py")
+    cfg = evals["Config"](
+        here / "x.npy", labels=here / "labels.txt", k=(2, 4), methods=("pca", "k_means_soft"),
+        dims=24, steps=3,
+    )  # fmt: skip
+    rows = {(row["method"], row["k"]): row for row in evals["compare"](cfg)}
+    assert rows["whole", 12]["ndcg_10"] == pytest.approx(1)
+    assert {method for method, _ in rows} == {
+        "whole", "ncl", "ncl_query_4k", "ncl_query_free", "pca", "k_means_soft",
+    }  # fmt: skip
+    assert rows["ncl", 4]["active"] <= 4
+    assert rows["ncl", 4]["bytes"] == 24
+    assert 0 <= rows["ncl", 4]["purity_10"] <= 1
+    assert "purity_10" not in rows["pca", 4]
+
+
+def test_settings_are_chosen_by_neighbours_that_are_kept(here):
+    evals = script("evals/choose_coder.py")
+    x = np.load(here / "x.npy")
+    row = evals["compare"](evals["Config"](here / "x.npy", dims=24, steps=3, k=(2, 4)), {}, x)
+    assert set(row) == {"k=2", "k=2_free", "k=4", "k=4_free"}
+    near = np.array([[0, 1]])
+    from scipy.sparse import csr_array
+
+    codes = csr_array(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
+    assert evals["kept_neighbours"](near, codes[[0]], codes) == 0.5
