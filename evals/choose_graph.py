@@ -83,11 +83,11 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.graph.data import load_graph, prepare
     from ncl_multi.report import write_json
 
-    asked = {}
-    for change in cfg.change:
-        name, equals, value = change.partition("=")
+    asked: dict[str, Any] = {}
+    for given in cfg.change:
+        name, equals, value = given.partition("=")
         if not equals:
-            raise ValueError(f"a change is a name and a value, as half_hop=0.5; got {change!r}")
+            raise ValueError(f"a change is a name and a value, as half_hop=0.5; got {given!r}")
         asked[name] = json.loads(value)
     rows = []
     for graph in cfg.graphs:

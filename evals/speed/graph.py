@@ -64,16 +64,16 @@ def _graph_cost(name: str, loss: str, repeats: int) -> tuple[Cost, float]:
     from ncl_multi.adapters.graph.views import view
 
     torch.manual_seed(0)
-    data = _generated(int(name)) if name.isdigit() else prepare(load_graph(name))
+    data = _generated(int(name)) if name.isdigit() else load_graph(name)
     width = {"citeseer": 256, "pubmed": 256}.get(name, 128)
     model = NonNegGraph(width, in_dim=data.num_features, width=width, activation="none")
-    x, compare = model.inputs(data), _GRAPH_LOSSES[loss]()
+    whole, compare = model.view_of(prepare(data)), _GRAPH_LOSSES[loss]()
     values = []
 
     def step() -> None:
         torch.manual_seed(0)
         model.zero_grad()
-        views = [view(x, data.edge_index, edges=p, features=p) for p in (0.2, 0.4)]
+        views = [view(*whole, edges=p, features=p) for p in (0.2, 0.4)]
         value = compare(*model(*views))
         value.backward()
         values.append(value.item())

@@ -179,7 +179,9 @@ class NonNegGraph(
     def _make(self, in_dim: int) -> None:
         """Build what depends on the graph's features."""
         self.width = self.width or _WIDTH
-        own = {"gat": {"edge_dim": self.edge_dim}, "gcn": {"normalize": False}}
+        own: dict[str | None, dict[str, Any]] = {
+            "gat": {"edge_dim": self.edge_dim}, "gcn": {"normalize": False},
+        }  # fmt: skip
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             if self.name:

@@ -1,0 +1,96 @@
+"""Does an epoch on a million nodes stay in memory? Communities, generated, features on disk.
+
+Usage:
+    python evals/speed/graph_epoch.py
+    python evals/speed/graph_epoch.py --nodes 100000 --edges 1000000
+"""
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import tyro
+from measure import forget_peak, resident_mb
+
+
+def graph_epoch(
+    nodes: int = 1_000_000,
+    edges: int = 10_000_000,
+    features: int = 64,
+    communities: int = 1000,
+    out: Path = Path("runs/speed/graph_epoch.json"),
+) -> dict[str, float]:
+    """One epoch of `NonNegGraph().fit(data)`, and the memory of the process while it runs.
+
+    Args:
+        nodes: Number of nodes.
+        edges: Number of edges, each way counted.
+        features: Columns of the features, which are mapped from a file.
+        communities: Four of five edges stay within a node's community.
+        out: File for the figures.
+    """
+    import numpy as np
+
+    import ncl_multi as ncl
+    from ncl_multi.metrics.nodes import agreement, strongest_group
+    from ncl_multi.report import table, write_json
+
+    with tempfile.TemporaryDirectory() as folder:
+        data, y = generated(nodes, edges, features, communities, Path(folder) / "x.bin")
+        forget_peak()
+        before, watch, stop = resident_mb("VmRSS"), [], threading.Event()
+
+        def look() -> None:
+            while not stop.wait(1.0):
+                watch.append(resident_mb("VmRSS"))
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        start = time.perf_counter()
+        model = ncl.NonNegGraph().fit(data, device="cpu")
+        seconds = time.perf_counter() - start
+        stop.set()
+        thread.join()
+        some = np.sort(np.random.default_rng(0).choice(nodes, min(nodes, 20_000), replace=False))
+        z = model.encode(data, batch_size=4096)[some]
+    late = np.array(watch[len(watch) // 2 :] or [before])
+    found = {
+        "seconds": seconds,
+        "peak_mb": resident_mb("VmHWM"),
+        "before_mb": before,
+        "growth_mb_in_second_half": float(late[-1] - late[0]),
+        "group_nmi": float(agreement(strongest_group(z, communities), y[some])["nmi"]),
+    }
+    write_json(out, found)
+    table(f"One epoch, {nodes:,} nodes, {edges:,} edges", {"ncl": found})
+    return found
+
+
+def generated(nodes: int, edges: int, features: int, communities: int, path: Path) -> Any:
+    """A graph of communities with noisy features of their own, and each node's community."""
+    import numpy as np
+    import torch
+    from torch_geometric.data import Data
+
+    torch.manual_seed(0)
+    y = torch.randint(communities, (nodes,))
+    order = y.argsort()
+    first = torch.searchsorted(y[order], torch.arange(communities + 1))
+    source = torch.randint(nodes, (edges // 2,))
+    size = (first[1:] - first[:-1])[y[source]]
+    near = order[first[y[source]] + (torch.rand(len(source)) * size).long().clamp(max=size - 1)]
+    target = torch.where(torch.rand(len(source)) < 0.8, near, torch.randint(nodes, (len(source),)))
+    pairs = torch.stack([source, target])
+    centres = torch.randn(communities, features)
+    mapped = np.memmap(path, np.float32, "w+", shape=(nodes, features))
+    for rows in torch.arange(nodes).split(100_000):
+        mapped[rows.numpy()] = (centres[y[rows]] + 2 * torch.randn(len(rows), features)).numpy()
+    mapped.flush()
+    x = torch.from_file(str(path), shared=True, size=nodes * features).view(nodes, features)
+    return Data(x=x, edge_index=torch.cat([pairs, pairs.flip(0)], dim=1)), y
+
+
+if __name__ == "__main__":
+    tyro.cli(graph_epoch)
