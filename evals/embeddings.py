@@ -93,7 +93,7 @@ def measure(documents: Any, queries: Any, right: Any, labels: Any, judge: Any) -
     row: dict[str, Any] = {
         "active": active_dims(documents), "ndcg_10": ndcg_at_k(queries, documents, right)
     }  # fmt: skip
-    judged = {
+    judged: dict[str, tuple[Any, Any]] = {
         "purity_10": (purity, labels),
         "intruder": (intruder, labels if judge is None else judge),
     }
@@ -115,7 +115,9 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
 
     documents, queries, right, labels, judge = read(cfg)
     whole = ndcg_at_k(queries, documents, right)
-    rows = [{"method": "whole", "k": documents.shape[1], "ndcg_10": whole, "share": 1.0}]
+    rows: list[dict[str, Any]] = [
+        {"method": "whole", "k": documents.shape[1], "ndcg_10": whole, "share": 1.0}
+    ]
     started = time.perf_counter()
     coder = ncl.SparseCoder(
         cfg.dims, max(cfg.k), ks=[k for k in cfg.k if k >= 4] or None, steps=cfg.steps,

@@ -10,6 +10,7 @@ The run folder then contains the model (`ncl.load`), the codes, `metrics.json` a
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -61,7 +62,9 @@ def main(cfg: Config) -> None:
         coder.name(items)
     chosen = np.unique(np.linspace(0, rows - 1, min(rows, cfg.shown)).astype(int))
     x = Shards(source).take(chosen)
-    read = [None if lines is None else [lines[row] for row in chosen] for lines in (items, labels)]
+    read: Any = [
+        None if lines is None else [lines[row] for row in chosen] for lines in (items, labels)
+    ]
     features = coder.features(x, *read)
     features.save(cfg.out / "features" / "train_head.safetensors")
     coder.save(cfg.out / "model")

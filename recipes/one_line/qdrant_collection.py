@@ -24,7 +24,7 @@ def main() -> None:
     client = QdrantClient(":memory:")
     dense_collection(client, load_digits().data[:300])
     records, _ = client.scroll("dense", limit=300, with_vectors=True)
-    ids, x = [record.id for record in records], np.array([record.vector for record in records])
+    ids, x = [int(str(record.id)) for record in records], np.array([r.vector for r in records])
 
     coder = ncl.SparseCoder(dims=64, k=6, steps=60, random_state=0).fit(x)  # <- the line
 
@@ -33,7 +33,7 @@ def main() -> None:
     client.upload_points("sparse", qdrant_points(ids, coder.transform(x)))
     query = coder.transform(x[:1], query=True)
     for point in client.query_points("sparse", qdrant_vector(query), using="code", limit=3).points:
-        reasons = ncl.explain(query, coder.transform(x[[ids.index(point.id)]]))
+        reasons = ncl.explain(query, coder.transform(x[[ids.index(int(str(point.id)))]]))
         print(f"{point.id}: {point.score:.3f} = {sum(part.share for part in reasons):.3f}")
 
 

@@ -18,13 +18,7 @@ pytest.importorskip("sentence_transformers")
 
 import ncl_multi as ncl
 from ncl_multi.adapters.sentence.config import SentenceConfig
-from ncl_multi.adapters.sentence.corpus import (
-    Corpus,
-    Examples,
-    Neighbours,
-    nearest,
-    passages_of,
-)
+from ncl_multi.adapters.sentence.corpus import Corpus, Examples, passages_of
 from ncl_multi.adapters.sentence.data import (
     held_out,
     plain,
@@ -47,6 +41,7 @@ from ncl_multi.adapters.sentence.objective import (
 from ncl_multi.adapters.sentence.report import TextBenchmarks, baselines, principal_axes, quality
 from ncl_multi.data import stsb
 from ncl_multi.losses import correlation_loss
+from ncl_multi.training.neighbours import Neighbours, nearest
 
 # What the libraries say about themselves.
 pytestmark = [
@@ -103,10 +98,6 @@ def test_nearest_are_the_largest_cosines_except_the_row_itself():
         others = sorted((j for j in range(len(h)) if j != i), key=lambda j: -cosines[i, j].item())
         assert found == others[:3]
     assert nearest(h, 99).shape == (len(h), len(h) - 1)
-    among = torch.tensor([4, 1, 5])
-    for i, found in enumerate(nearest(h, 2, among).tolist()):
-        others = [j for j in among.tolist() if j != i]
-        assert found == sorted(others, key=lambda j: -cosines[i, j].item())[:2]
 
 
 def test_the_nearer_a_neighbour_the_likelier_it_is_drawn():
