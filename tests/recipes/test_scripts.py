@@ -71,7 +71,7 @@ def test_commands_of_the_package_explain_their_options(module, monkeypatch, caps
         assert "127.0.0.1" in shown
 
 
-@pytest.mark.parametrize("recipe", ["vision_ncl", "graph_ncl"])
+@pytest.mark.parametrize("recipe", ["vision_ncl"])
 def test_a_preset_is_chosen_by_its_option_only(recipe, monkeypatch):
     from ncl_multi.training.config import command_line
 

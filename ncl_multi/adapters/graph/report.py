@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from ncl_multi.adapters.graph.data import Nodes
-from ncl_multi.adapters.graph.drawing import drawings
 from ncl_multi.adapters.graph.links import HiddenLinks
 from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.codes.features import Features
@@ -55,8 +54,8 @@ def write_report(
             "model": model.name, "data": data_name, "split": "all", "seed": seed,
             "activation": model.head.activation, "normalised": True, "classes": nodes.classes,
         }  # fmt: skip
-        shown = {"names": node_names(z, data.y, nodes), "drawings": drawings(z, data.edge_index)}
-        for output, codes, more in (("encoder", h, {}), ("head", z, shown)):
+        names = {"names": node_names(z, data.y, nodes)}
+        for output, codes, more in (("encoder", h, {}), ("head", z, names)):
             features = Features(codes, data.y, nodes.items, about | {"output": output} | more)
             features.save(folder / "features" / f"all_{output}.safetensors")
         row = measure(data, h, z, seed=seed) | readable_features(features).figures
