@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_recipes import ROOT, WORDS, lay_out
@@ -45,6 +46,7 @@ def here(tmp_path_factory):
     for phrase in phrases:
         colours = torch.randint(256, (16, 16, 3), generator=draw, dtype=torch.uint8)
         Image.fromarray(colours.numpy()).save(folder / "pictures" / f"{phrase}.png")
+    np.save(folder / "embeddings.npy", torch.randn(200, 16, generator=draw).numpy())
     edges = torch.randint(30, (120, 2), generator=draw).tolist()
     lines = [f"{source},{target}" for source, target in edges if source != target]
     (folder / "edges.csv").write_text("\n".join(["source,target", *lines]))
