@@ -52,7 +52,7 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import table, write_json
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
-    test = data.images(cfg.data, "test", size=cfg.size)
+    test = data.images(cfg.data, "test", size=cfg.size).first(cfg.rows_seen)
     activations = {"twin": "none", "ncl": cfg.activation}
     rows: dict[str, dict[str, float]] = {}
     for start, encoder in (("scratch", None), ("ssl", pretrained_encoder(cfg, train))):

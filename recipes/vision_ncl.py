@@ -112,7 +112,9 @@ def main(cfg: Config) -> None:
     for name, own in models.items():
         own.fit(train, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
-        write_report(models, train, test, cfg.out)
+        # A short run is not followed by a long report.
+        shown = (split.first(cfg.rows_seen) for split in (train, test))
+        write_report(models, *shown, cfg.out)
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 
