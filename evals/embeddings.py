@@ -59,10 +59,13 @@ def read(cfg: Config) -> "tuple[Tensor, Tensor, Any, Any, Any]":
 
     from ncl_multi.data.arrays import read_embeddings
 
-    x = torch.from_numpy(np.array(read_embeddings(cfg.documents)))
+    def tensor(path: Path) -> "Tensor":
+        return torch.from_numpy(np.array(read_embeddings(path)))
+
+    x = tensor(cfg.documents)
     held = slice(len(x) - len(x) // 10, None)
     rows = slice(0, len(x) if cfg.queries is not None else held.start)
-    queries = x[held] if cfg.queries is None else torch.from_numpy(read_embeddings(cfg.queries))
+    queries = x[held] if cfg.queries is None else tensor(cfg.queries)
     documents = x[rows]
     if cfg.judgements is None:
         near = (normalize(queries, dim=1) @ normalize(documents, dim=1).T).topk(10, dim=1).indices
@@ -76,8 +79,8 @@ def read(cfg: Config) -> "tuple[Tensor, Tensor, Any, Any, Any]":
     if cfg.labels is not None:
         lines = cfg.labels.read_text(encoding="utf-8").splitlines()
         labels = torch.from_numpy(np.unique(lines, return_inverse=True)[1])[rows]
-    judge = None if cfg.judge is None else torch.from_numpy(np.array(read_embeddings(cfg.judge)))
-    return documents, queries, right, labels, None if judge is None else judge[rows]
+    judge = None if cfg.judge is None else tensor(cfg.judge)[rows]
+    return documents, queries, right, labels, judge
 
 
 def measure(documents: Any, queries: Any, right: Any, labels: Any, judge: Any) -> dict[str, Any]:

@@ -278,7 +278,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def atlas(
         self,
         X: Any,  # noqa: N803
-        items: Sequence[str],
+        items: Sequence[str] | None = None,
         labels: Any = None,
         *,
         out: str | Path = "atlas",

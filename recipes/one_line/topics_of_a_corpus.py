@@ -11,12 +11,14 @@ from sklearn.datasets import load_digits
 
 import ncl_multi as ncl
 
+WORDS = "zero one two three four five six seven eight nine".split()  # noqa: SIM905
+
 
 def main() -> None:
     # Any embeddings with something to read for each row; here 8x8 pictures of digits.
     digits = load_digits()
     x, labels = digits.data[:600], digits.target[:600]
-    items = [f"digit {label}" for label in labels]
+    items = [f"a {WORDS[label]}" for label in labels]
 
     coder = ncl.SparseCoder(dims=64, k=4, steps=60, random_state=0).fit(x)  # <- the line
 
