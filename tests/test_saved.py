@@ -161,9 +161,10 @@ def test_files_that_an_encoder_does_not_have_are_refused(tmp_path, name):
 
 # One process has imported everything and forks the children that are killed.
 SAVES = """
-import json, os, random, resource, signal, sys, time
+import json, os, random, resource, signal, sys, threading, time
 from pathlib import Path
 import torch
+import tqdm
 from scipy.sparse import csr_array
 import ncl_multi as ncl
 from ncl_multi.atlas.page import write_atlas
@@ -174,6 +175,8 @@ from test_saved import KINDS
 
 here, kills = Path(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
+# The lock of progress bars is shared with children, and one that is killed may hold it for ever.
+tqdm.tqdm.set_lock(threading.RLock())
 
 
 def filled(kind):

@@ -27,7 +27,10 @@ pytest.importorskip("sentence_transformers")
 
 KILLS = 20
 HOME = """
-import json, os, runpy, sys, traceback
+import json, os, runpy, sys, threading, traceback
+import tqdm
+# The lock of progress bars is shared with children, and one that is killed may hold it for ever.
+tqdm.tqdm.set_lock(threading.RLock())
 import accelerate, datasets, kornia, matplotlib.figure, open_clip, sentence_transformers, timm
 import numba, sklearn.linear_model, torch, torch_geometric.nn, torchvision, transformers, tyro
 import ncl_multi.adapters.clip.report, ncl_multi.adapters.graph.model
