@@ -113,8 +113,8 @@ def main(cfg: Config) -> None:
         own.fit(train, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
         # A short run is not followed by a long report.
-        shown = (split.first(cfg.rows_seen) for split in (train, test))
-        write_report(models, *shown, cfg.out)
+        most = cfg.rows_seen
+        write_report(models, train.first(most), test.first(most), cfg.out)
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 
