@@ -41,13 +41,16 @@ def here(tmp_path_factory):
     draw = torch.Generator().manual_seed(0)
     picked = torch.randint(len(WORDS), (40, 4), generator=draw)
     phrases = list(dict.fromkeys("_".join(WORDS[i] for i in row) for row in picked.tolist()))
-    (folder / "reviews.txt").write_text("\n".join(p.replace("_", " ") for p in phrases))
+    # The first two are alike, so that there is something to explain.
+    reviews = [f"{phrases[0]}_the", *phrases]
+    (folder / "reviews.txt").write_text("\n".join(p.replace("_", " ") for p in reviews))
     (folder / "pictures").mkdir()
     for phrase in phrases:
         colours = torch.randint(256, (16, 16, 3), generator=draw, dtype=torch.uint8)
         Image.fromarray(colours.numpy()).save(folder / "pictures" / f"{phrase}.png")
     np.save(folder / "embeddings.npy", torch.randn(200, 16, generator=draw).numpy())
-    edges = torch.randint(30, (120, 2), generator=draw).tolist()
+    edges = [[node, other] for node in (0, 1) for other in range(2, 12)]
+    edges += torch.randint(2, 30, (100, 2), generator=draw).tolist()
     lines = [f"{source},{target}" for source, target in edges if source != target]
     (folder / "edges.csv").write_text("\n".join(["source,target", *lines]))
     return folder
