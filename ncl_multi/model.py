@@ -378,7 +378,7 @@ def _one_error(source: str | Path) -> Iterator[None]:
     except Exception as error:  # Whatever the libraries raise that read its parts.
         words = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
         # Weights that do not fit are named one by one: the first few will do.
-        reason = shorten_text(words, 300, placeholder=" ...")
+        reason = shorten_text(words, 800, placeholder=" ...")
         raise ValueError(
             f"{source} does not contain a model written by save_pretrained: {reason}. {_ADVICE}"
         ) from error

@@ -10,6 +10,9 @@ import jaxtyping
 import pytest
 import torch
 
+# They are run by tests/test_quick_starts.py, in a folder that has what they read.
+collect_ignore = ["quick_starts"]
+
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)

@@ -135,7 +135,7 @@ def test_names_that_are_no_texts_are_refused(run):
     texts = Features.load(path)
     for names in ("abcd", [1, 2, 3, 4], {"a": 1}):
         Features(texts.z, items=texts.items, about=texts.about | {"names": names}).save(path)
-        with pytest.raises(ValueError, match="must be a list of texts"):
+        with pytest.raises(ValueError, match="must be a list of 4 texts"):
             Desk(run)
 
 

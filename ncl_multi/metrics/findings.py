@@ -80,7 +80,8 @@ def findings(
         effect, p_value = _classes(columns, number, len(classes), active[tested])
         tests = [(dim, kind) for dim in tested.tolist() for kind in classes.tolist()]
     corrected = stats.false_discovery_control(p_value)
-    order = np.lexsort((-np.abs(effect), corrected))
+    # Of two findings that are equally strong, the positive one is said first.
+    order = np.lexsort((-effect, -np.abs(effect), corrected))
     return [
         Finding(
             tests[at][0],

@@ -219,7 +219,7 @@ def cluster_purity(z: Codes, y: Labels, *, clusters: int = 128, seed: int = 0) -
     z, classes = unit_rows(z), _classes(y, z)
     if z.shape[0] < _STRONGEST:
         raise NotMeasurableError(f"needs at least {_STRONGEST} rows; got {z.shape[0]}")
-    rows = z.cpu().numpy() if isinstance(z, Tensor) else z
+    rows = z.cpu().numpy() if isinstance(z, Tensor) else _narrow(z)
     k_means = KMeans(min(clusters, z.shape[0] // _STRONGEST), n_init=1, random_state=seed)
     with warnings.catch_warnings():
         # Fewer different rows than centres: equal centres are dropped below.
@@ -525,6 +525,12 @@ def _naming_by_halves(features: Features) -> dict[str, float]:
         items = None if features.items is None else [features.items[row] for row in rows]
         halves.append(Features(features.z[rows], y, items, features.about))
     return naming(name_dimensions(halves[0]), halves[1])
+
+
+def _narrow(z: csr_array) -> csr_array:
+    """The same matrix with 32-bit indices, which is all that k-means takes."""
+    indices, ends = z.indices.astype(np.int32), z.indptr.astype(np.int32)
+    return csr_array((z.data, indices, ends), shape=z.shape)
 
 
 def _classes(y: Labels, z: Codes) -> Tensor:

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[train]'") from error
 
 _ROWS = 4096
-_PARTS = {"h": Expected(("F16", "F32"), 2), "kept": Expected(("I64",))}
+_PARTS = {"h": Expected(("F16", "F32", "F64"), 2), "kept": Expected(("I64",))}
 Shard = tuple[Tensor, list[int]]
 """Features, and the rows they are of."""
 Compute = Callable[[Sequence[int], Callable[[int], object]], Shard]

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def test_one_line_example_runs(script, capsys):
 @pytest.mark.parametrize("module", ["ncl_multi.app", "ncl_multi.atlas"])
 def test_commands_of_the_package_explain_their_options(module, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [module, "--help"])
+    # Another test of this process may have imported it.
+    monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     shown = capsys.readouterr().out
