@@ -38,7 +38,7 @@ def test_the_recipe_writes_a_run_about_the_given_rows(here):
     recipe["main"](cfg)
     figures = json.loads((here / "run/metrics.json").read_text())["ncl"]["train"]
     assert figures["rows"] == 120
-    assert 0 < figures["purity@10"] <= 1
+    assert 0 < figures["purity_10"] <= 1
     assert (here / "run/atlas.html").exists()
     coder = ncl.load(here / "run")
     assert coder.transform(np.load(here / "x.npy")).shape == (120, 32)
