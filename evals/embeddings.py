@@ -94,10 +94,10 @@ def measure(documents: Any, queries: Any, right: Any, labels: Any, judge: Any) -
     )
 
     row: dict[str, Any] = {
-        "active": active_dims(documents), "ndcg_10": ndcg_at_k(queries, documents, right)
+        "active": active_dims(documents), "ndcg_at_10": ndcg_at_k(queries, documents, right)
     }  # fmt: skip
     judged: dict[str, tuple[Any, Any]] = {
-        "purity_10": (purity, labels),
+        "purity_at_10": (purity, labels),
         "intruder": (intruder, labels if judge is None else judge),
     }
     for name, (formula, truth) in judged.items():
@@ -119,7 +119,7 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
     documents, queries, right, labels, judge = read(cfg)
     whole = ndcg_at_k(queries, documents, right)
     rows: list[dict[str, Any]] = [
-        {"method": "whole", "k": documents.shape[1], "ndcg_10": whole, "share": 1.0}
+        {"method": "whole", "k": documents.shape[1], "ndcg_at_10": whole, "share": 1.0}
     ]
     started = time.perf_counter()
     coder = ncl.SparseCoder(
@@ -142,7 +142,7 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
             rows.append(_of_method(name, k, budget, documents, queries, right, labels, judge))
             print(json.dumps(rows[-1]), flush=True)
     for row in rows[1:]:
-        row["share"] = row["ndcg_10"] / whole
+        row["share"] = row["ndcg_at_10"] / whole
         row["bytes"] = row["k"] * (4 if row["method"] in DENSE else 6)
     return rows
 

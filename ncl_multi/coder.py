@@ -496,7 +496,8 @@ def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> 
     dims, order = dims.sort(dim=1)
     values = F.normalize(values.gather(1, order), dim=1) * (length > 0)
     active = values > 0
-    indptr = np.concatenate([[0], active.sum(dim=1).cumsum(0).numpy()])
+    # Both of 32 bits: parts of scikit-learn refuse wider ones.
+    indptr = np.concatenate([[0], active.sum(dim=1).cumsum(0).numpy()]).astype(np.int32)
     entries = (values[active].numpy(), dims[active].numpy().astype(np.int32), indptr)
     return csr_array(entries, shape=(len(x), z.shape[1]))
 

@@ -71,14 +71,14 @@ def test_methods_are_compared_at_equal_entries(here):
         dims=24, steps=3,
     )  # fmt: skip
     rows = {(row["method"], row["k"]): row for row in evals["compare"](cfg)}
-    assert rows["whole", 12]["ndcg_10"] == pytest.approx(1)
+    assert rows["whole", 12]["ndcg_at_10"] == pytest.approx(1)
     assert {method for method, _ in rows} == {
         "whole", "ncl", "ncl_query_4k", "ncl_query_free", "pca", "k_means_soft",
     }  # fmt: skip
     assert rows["ncl", 4]["active"] <= 4
     assert rows["ncl", 4]["bytes"] == 24
-    assert 0 <= rows["ncl", 4]["purity_10"] <= 1
-    assert "purity_10" not in rows["pca", 4]
+    assert 0 <= rows["ncl", 4]["purity_at_10"] <= 1
+    assert "purity_at_10" not in rows["pca", 4]
 
 
 def test_settings_are_chosen_by_neighbours_that_are_kept(here):
