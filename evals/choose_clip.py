@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from ncl_multi.log import show_messages
+
 if TYPE_CHECKING:
     from ncl_multi.adapters.clip.inputs import TowerFeatures
     from ncl_multi.adapters.clip.pairs import Pairs
@@ -152,4 +154,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from ncl_multi.log import show_messages
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -94,4 +96,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

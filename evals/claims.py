@@ -5,7 +5,7 @@ Usage:
     python evals/claims.py                  # the paper's CIFAR-10 settings, for a GPU
     python evals/claims.py --quick --only sprites
 
-Each part's figures are kept in `<out>/parts`; the same command goes on where it was stopped. On a
+Each part's figures are kept in `<out>/parts`; the same command resumes. On a
 CPU several parts run side by side, a core each, and what they say is in `<out>/parts/*.log`. The
 twin is the same model with signed features, trained with the same seeds and budget.
 """
@@ -19,6 +19,8 @@ from statistics import mean, pstdev
 from typing import Any, Literal
 
 import tyro
+
+from ncl_multi.log import show_messages
 
 NONNEGATIVE = ("relu", "softplus", "sigmoid", "exp")
 SIGNED = ("leaky_relu", "gelu")
@@ -450,7 +452,7 @@ def measured(parts: Parts) -> Iterator[tuple[str, Row]]:
 
 
 def _apart(cfg: Config, name: str) -> Row:
-    """One part in a process of its own, which has one core; its bars go to a file."""
+    """One part in a separate process, which has one core; its bars go to a file."""
     from contextlib import redirect_stderr
 
     import torch
@@ -510,4 +512,5 @@ def _word(held: bool) -> str:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

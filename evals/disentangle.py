@@ -1,4 +1,4 @@
-"""Does a dimension hold something of its own? SEPIN@k; with known factors also MIG, SAP and DCI.
+"""What does a dimension know that others do not? SEPIN@k; with known factors also MIG, SAP and DCI.
 
 Usage:
     python evals/disentangle.py runs/vision_ncl/features/test_head.safetensors
@@ -17,6 +17,7 @@ from typing import Any
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -81,4 +82,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

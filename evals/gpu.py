@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ncl_multi import info_nce, spectral
+from ncl_multi.log import show_messages
 from ncl_multi.losses import imitation, nonneg_cross_entropy
 from ncl_multi.report import table, write_json
 
@@ -64,7 +65,7 @@ def main(cfg: Config) -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     rehearsal, device = accelerator is None, accelerator or torch.device("cpu")
     if rehearsal:
-        print("There is no GPU here: a rehearsal on the CPU. Its figures say nothing of a GPU.")
+        print("There is no GPU here: a rehearsal on the CPU. Its figures do not apply to a GPU.")
     found: dict[str, Any] = {"device": _describe(device), "rehearsal": rehearsal}
     found["exact"] = exactness(device)
     table(f"Losses on {found['device']}, differences from float64 on the CPU", found["exact"])
@@ -140,7 +141,7 @@ def speed(device: torch.device, n: int, d: int) -> dict[str, dict[str, float]]:
 
 
 def run_recipe(name: str, variant: str, cfg: Config) -> dict[str, Any]:
-    """One short run in a process of its own; what it said last if it failed."""
+    """One short run in a separate process; what it said last if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         script = ROOT / "recipes" / f"{name}.py"
         command = [sys.executable, str(script), "--steps", str(cfg.steps), "--out", folder]
@@ -190,4 +191,5 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 if __name__ == "__main__":
+    show_messages()
     sys.exit(not main(tyro.cli(Config)))

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tyro
 
+from ncl_multi.log import show_messages
+
 if TYPE_CHECKING:
     from ncl_multi.metrics.posterior import World
 
@@ -29,7 +31,7 @@ class Config:
     classes: int = 8
     """Latent classes, of unequal size."""
     items: int = 200
-    """Different items x; each has a class of its own and some chance under others."""
+    """Different items x; each has its own class and a small chance under others."""
     overlap: float = 0.1
     """Share of a class's draws that fall on items of other classes."""
     steps: int = 1500
@@ -53,7 +55,7 @@ def factorise(world: "World", cfg: Config) -> np.ndarray:
 
 
 def rotated_fit(found: np.ndarray, truth: np.ndarray) -> float:
-    """Correlation after the best linear map: what the twin knows, in axes of its own."""
+    """Correlation after the best linear map: what the twin knows, in its own axes."""
     fitted = found @ np.linalg.lstsq(found, truth, rcond=None)[0]
     between = [np.corrcoef(fitted[:, j], truth[:, j])[0, 1] for j in range(truth.shape[1])]
     return float(np.mean(between))
@@ -118,4 +120,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

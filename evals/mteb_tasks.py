@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from ncl_multi.log import show_messages
+
 if TYPE_CHECKING:
     from ncl_multi.data.retrieval import Retrieval
 
@@ -142,4 +144,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -19,6 +19,7 @@ from typing import Any
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -141,4 +142,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

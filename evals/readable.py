@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 _LISTS = ("classes", "names")
 """What features files bring along that would fill the screen."""
@@ -38,7 +39,7 @@ def evaluate(features: Features, judge: Features | None = None) -> dict[str, Any
 
     if judge is not None and len(judge) != len(features):
         raise ValueError(
-            f"the judge must hold the same items: expected {len(features)}, got {len(judge)}"
+            f"the judge must contain the same items: expected {len(features)}, got {len(judge)}"
         )
     about = {name: value for name, value in features.about.items() if name not in _LISTS}
     row = {"rows": len(features), "dims": features.dims, "active": 1 - sparsity(features.z)}
@@ -86,4 +87,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

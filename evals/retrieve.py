@@ -14,6 +14,7 @@ from typing import Any, Literal
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -111,4 +112,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import tyro
 
+from ncl_multi.log import show_messages
+
 
 @dataclass(frozen=True)
 class Config:
@@ -93,4 +95,5 @@ def _order(name: str) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -20,6 +20,7 @@ from typing import Any
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 RULES = ("activation with ReLU", "activation without ReLU", "variance", "random", "truncation")
 
@@ -169,4 +170,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

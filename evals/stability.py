@@ -13,11 +13,12 @@ from typing import Any
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
 class Config:
-    """Stability of dimensions over two runs that differ in their seed, and of their twins."""
+    """Stability of dimensions over two runs that differ in their seed, and of their baselines."""
 
     first: tyro.conf.Positional[Path]
     """A run folder, or one Features file of it."""
@@ -48,21 +49,21 @@ def evaluate(first: Features, second: Features) -> dict[str, Any]:
 
 
 def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
-    """Files of the same name that the heads of both runs wrote, and those of their twins."""
+    """Files of the same name that the heads of both runs wrote, then those of their twins."""
     if first.is_file() or second.is_file():
         return {first.stem: (first, second)}
-    found = {}
-    for folder in ("features", "twin/features"):
-        for path in sorted((first / folder).glob("*.safetensors")):
-            other = second / folder / path.name
+    files = {}
+    for model in ("", "twin", "plain"):
+        for path in sorted((first / model / "features").glob("*.safetensors")):
+            other = second / path.relative_to(first)
             if other.exists() and Features.load(path).about.get("output") != "encoder":
-                found[f"twin: {path.stem}" if "twin" in folder else path.stem] = (path, other)
-    if not found:
+                files[f"{model}: {path.stem}" if model else path.stem] = (path, other)
+    if not files:
         raise FileNotFoundError(
             f"no features of a head that both {first} and {second} have; give run folders with "
             "the same file in features/, or two Features files"
         )
-    return found
+    return files
 
 
 def main(cfg: Config) -> None:
@@ -80,4 +81,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -12,6 +12,7 @@ from pathlib import Path
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ def evaluate(
     from ncl_multi.metrics import active_dims, spearman
 
     if first.y is None or first.y.ndim != 1:
-        raise ValueError("the first file must hold the people's scores as labels; it has none")
+        raise ValueError("the first file must contain human scores as labels; it has none")
     if first.z.shape != second.z.shape:
         raise ValueError(
-            f"the two files must hold the two sides of the same pairs; got {tuple(first.z.shape)} "
-            f"and {tuple(second.z.shape)}"
+            f"the two files must contain the two sides of the same pairs; got "
+            f"{tuple(first.z.shape)} and {tuple(second.z.shape)}"
         )
     a, b = first.dense().float(), second.dense().float()
     rows = {}
@@ -69,4 +70,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -19,6 +19,8 @@ from typing import Any
 
 import tyro
 
+from ncl_multi.log import show_messages
+
 Rows = dict[str, dict[str, float]]
 
 
@@ -81,7 +83,7 @@ def main(cfg: Config) -> None:
         try:
             files.append(dict(rows_of(json.loads(path.read_text()))))
         except (OSError, ValueError, AttributeError) as error:
-            raise SystemExit(f"{path} holds no figures: {error}") from error
+            raise SystemExit(f"{path} does not contain figures: {error}") from error
     found = together(files)
     rows = cfg.rows or tuple(row for row in found if found[row])
     if missing := [row for row in rows if not found.get(row)]:
@@ -104,4 +106,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ncl_multi.pretrained_heads import pretrained
     from ncl_multi.training.fit import StepObjective, fit
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 # These need more than torch, so they are imported when they are first asked for.
 _LATER = {

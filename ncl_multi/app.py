@@ -68,7 +68,7 @@ class Desk:
                 raise ValueError(f"items are numbered 0..{len(self.items) - 1}; got {item}")
             return self.index.codes([item])
         if image is None and not text.strip():
-            raise ValueError("type some words, drop a picture, or give the number of an item")
+            raise ValueError("type words, drop a picture, or give the number of an item")
         if len(text) > MOST_TEXT:
             raise ValueError(f"type at most {MOST_TEXT} characters; got {len(text)}")
         if self.model is None:
@@ -96,7 +96,7 @@ class Desk:
         """The best items for a code, without some concepts and with more of others."""
         query = steer(code, drop=drop, boost=boost)
         if not query.nnz:
-            raise ValueError("nothing is left of the question: leave some concept in")
+            raise ValueError("nothing is left of the question: keep at least one concept")
         within = None
         if side != EVERYTHING:
             within = [number for number, item in enumerate(self.items) if item.side == side]
@@ -228,6 +228,9 @@ def cli() -> None:
     """`main` with the arguments of the command line."""
     import tyro
 
+    from ncl_multi.log import show_messages
+
+    show_messages()
     tyro.cli(main)
 
 

@@ -487,7 +487,8 @@ def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
 @torch.inference_mode()
 def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
     """Unit codes of a few rows: the k largest entries of what the folded head puts out."""
-    h = torch.from_numpy(np.ascontiguousarray(x))
+    # A copy: torch warns of the read-only rows of a memmap.
+    h = torch.from_numpy(np.array(x, order="C"))
     length = h.norm(dim=1, keepdim=True)
     z = F.relu(served(h / length.clamp_min(1e-30)))
     if weights is not None:

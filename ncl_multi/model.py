@@ -179,7 +179,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
 
     @property
     def trained(self) -> bool:
-        """Whether the head has seen training data, in `fit` or in a loop of your own."""
+        """Whether the head has seen training data, in `fit` or in your own loop."""
         return self.trained_on is not None or self._heads()[0].trained
 
     def save_pretrained(  # type: ignore[override]
@@ -247,7 +247,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
 
     def _encoder_name(self) -> str:
         """What the model card calls the encoder."""
-        return str(getattr(self, "name", None) or "of your own")
+        return str(getattr(self, "name", None) or "your own")
 
     def _became_signed(self) -> None:
         """Called on a twin after its heads were replaced."""

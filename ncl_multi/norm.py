@@ -83,7 +83,7 @@ class SharedNorm(nn.Module):
 def shared_batch_norm(model: nn.Module) -> Iterator[None]:
     """While this lasts, torch's own BatchNorm layers see the rows of all processes, too.
 
-    SyncBatchNorm does this on GPUs alone. Every process must bring as many rows.
+    SyncBatchNorm does this only on GPUs. Every process must bring as many rows.
     """
     layers: list[Any] = [
         m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)

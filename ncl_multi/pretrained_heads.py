@@ -36,7 +36,7 @@ def pretrained(name: str) -> Any:
     if name not in known:
         raise ValueError(
             f"pretrained must be one of {', '.join(known) or '(none in this version)'}; got "
-            f"{name!r}. A model of your own is loaded with ncl.load(folder)"
+            f"{name!r}. Load your own model with ncl.load(folder)"
         )
     return load_head(SHIPPED / name)
 

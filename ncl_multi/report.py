@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 
 
 def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print one line a row, one column a measure; a measure that a row lacks stays empty."""
+    """Print one line per row, one column per measure; a measure that a row lacks stays empty."""
     measures = list(dict.fromkeys(measure for row in rows.values() for measure in row))
     shown = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left")
     shown.add_column("")

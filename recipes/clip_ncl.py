@@ -15,6 +15,7 @@ import tyro
 
 from ncl_multi.adapters.clip.config import ClipConfig
 from ncl_multi.head import Activation
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ class Config(ClipConfig):
     validation: int = 0
     """Hold out this many training images and judge by them: for choosing settings."""
     shorten: int | None = None
-    """Also judge, and save in `<out>/short`, the model with only so many dimensions kept."""
+    """Also judge, and save in `<out>/short`, the model with only this many dimensions."""
     twin: bool = True
-    """Also train the signed twin, with the same seed and budget."""
-    free: ClassVar[tuple[str, ...]] = (*ClipConfig.free, "twin", "shorten")
+    """Also train the signed twin, with the same seed, start and budget."""
+    compare: bool = False
+    """Also train plain contrastive heads: signed, from a random start, InfoNCE only."""
+    free: ClassVar[tuple[str, ...]] = (*ClipConfig.free, "twin", "compare", "shorten")
 
 
 def main(cfg: Config) -> None:
@@ -72,7 +75,7 @@ def main(cfg: Config) -> None:
         rest, held = splits["train"].hold_out(cfg.validation)
         splits = {"train": rest, "validation": held}
     if cfg.rows_seen is not None:
-        splits = {name: own.at_most(cfg.rows_seen) for name, own in splits.items()}
+        splits = {name: pairs.at_most(cfg.rows_seen) for name, pairs in splits.items()}
     model = ncl.NonNegClip(
         load_towers(cfg.model, image_size=cfg.image_size),
         cfg.dims,
@@ -87,13 +90,21 @@ def main(cfg: Config) -> None:
         min_temperature=cfg.min_temperature,
         seed=cfg.seed,
     )
-    models = {"ncl": model} | ({"twin": model.signed_twin()} if cfg.twin else {})
-    for name, own in models.items():
-        own.fit(splits["train"], replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
+    models, configs = {"ncl": model}, {"ncl": cfg}
+    if cfg.twin:
+        models["twin"] = model.signed_twin()
+        configs["twin"] = replace(cfg, out=cfg.out / "twin")
+    if cfg.compare:
+        models["plain"] = model.signed_twin()
+        models["plain"].heads.spectral = 0.0
+        configs["plain"] = replace(cfg, out=cfg.out / "plain", start="random", spectral=0.0)
+    for name in models:
+        models[name].fit(splits["train"], configs[name])
     if ncl.is_main():
         write_report(models, splits, cfg, keep=cfg.shorten)
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -14,6 +14,8 @@ from typing import Any
 
 import tyro
 
+from ncl_multi.log import show_messages
+
 
 @dataclass(frozen=True)
 class Config:
@@ -89,4 +91,5 @@ def _lines(path: Path | None, rows: int) -> list[str] | None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -15,6 +15,7 @@ import tyro
 
 from ncl_multi.adapters.graph.config import GraphConfig
 from ncl_multi.head import Activation
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def main(cfg: Config) -> dict[str, Any] | None:
     models = {"twin" if cfg.activation == "none" else "ncl": model}
     if cfg.twin and "ncl" in models:
         models["twin"] = model.signed_twin()
-    for name, own in models.items():
-        own.fit(
+    for name, model in models.items():
+        model.fit(
             hidden.graph if hidden else data,
             replace(cfg, out=cfg.out / ("" if name == "ncl" else name)),
         )
@@ -85,4 +86,5 @@ def main(cfg: Config) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

@@ -15,6 +15,7 @@ import tyro
 
 from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.head import Activation
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Config(SentenceConfig):
     """Folder for the checkpoint, the models, the features and the report."""
     data: str = "broad"
     """`broad` (WordNet and SNLI), `wordnet`, `snli`; a csv, tsv, jsonl, parquet or txt file of
-    texts, documents, pairs or triplets; `hf:<name>` from the hub; documents to be searched:
+    texts, documents, pairs or triplets; `hf:<name>` from the hub; a collection to search:
     `cranfield` (NCL_DATA), or a folder in the layout of BEIR."""
     columns: tuple[str, ...] | None = None
     """Columns of the table: a text; anchor and positive; or these and a hard negative."""
     limit: int | None = 24_000
-    """Use at most so many examples; None for all."""
+    """Use at most this many examples; None for all."""
     scored: Literal["stsb", "none"] = "none"
     """Also learn from human scores: those of the STS-B training split, weighed by `--scores`."""
     model: str = "minilm"
@@ -85,8 +86,8 @@ def main(cfg: Config) -> None:
     )
     models = {"ncl": model} | ({"twin": model.signed_twin()} if cfg.twin else {})
     others = baselines(model, corpus, cfg) if cfg.compare else {}
-    for name, own in models.items():
-        own.fit(corpus, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
+    for name, model in models.items():
+        model.fit(corpus, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
         write_report(
             models, corpus, others, cfg.out, benchmarks=cfg.benchmarks, onnx=cfg.onnx,
@@ -96,4 +97,5 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

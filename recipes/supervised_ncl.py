@@ -16,6 +16,7 @@ import tyro
 
 from ncl_multi.adapters.vision.config import ClassifierConfig
 from ncl_multi.head import Activation
+from ncl_multi.log import show_messages
 
 
 @dataclass(frozen=True)
@@ -116,4 +117,5 @@ def pretrained_encoder(cfg: Config, train) -> dict:
 
 
 if __name__ == "__main__":
+    show_messages()
     main(tyro.cli(Config))

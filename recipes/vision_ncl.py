@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from ncl_multi.adapters.vision.config import VisionConfig
 from ncl_multi.head import Activation
+from ncl_multi.log import show_messages
 from ncl_multi.training.config import command_line
 
 Preset = Literal["quick", "cifar", "imagenet100"]
@@ -108,15 +109,18 @@ def main(cfg: Config) -> None:
         size=cfg.size,
         seed=cfg.seed,
     )
+    # Signed: before training nothing passes the threshold of a sparse head.
+    untrained = {"untrained": model.signed_twin()}
     models = {"ncl": model} | ({"twin": model.signed_twin()} if cfg.twin else {})
-    for name, own in models.items():
-        own.fit(train, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
+    for name, model in models.items():
+        model.fit(train, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
         # A short run is not followed by a long report.
         most = cfg.rows_seen
-        write_report(models, train.first(most), test.first(most), cfg.out)
+        write_report(models | untrained, train.first(most), test.first(most), cfg.out)
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 
 if __name__ == "__main__":
+    show_messages()
     main(command_line(PRESETS))

@@ -146,6 +146,7 @@ def good_files(folder: Path) -> dict[str, Reader]:
         "jpeg": ("p.jpg", decode),
         "checkpoint": ("run/checkpoint.pt", resume),
         "run config": ("run/config.json", resume),
+        "run log": ("run/train.jsonl", resume),
     }
     for name in models:
         kind = name.split()[0]
@@ -252,7 +253,7 @@ def _json(content: bytes, draw: random.Random) -> bytes:
 
 
 def fuzz(name: str, reader: Reader, seconds: float, seed: int, here: Path) -> Outcome:
-    """Read changed files in a process of its own for so long."""
+    """Read changed files in a separate process for so long."""
     # Readers of a folder see a copy of it, in which one file is changed.
     folder = here / "copy"
     shutil.rmtree(folder, ignore_errors=True)

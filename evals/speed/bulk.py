@@ -20,6 +20,8 @@ from typing import Any, Literal
 import tyro
 from measure import apart, forget_peak, resident_mb
 
+from ncl_multi.log import show_messages
+
 
 def bulk(
     texts: int = 200_000,
@@ -127,4 +129,5 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(bulk)

@@ -13,6 +13,8 @@ from typing import Any
 import tyro
 from measure import Cost, apart, cost, need
 
+from ncl_multi.log import show_messages
+
 
 def graph(
     graphs: tuple[str, ...] = ("cora", "citeseer", "pubmed"),
@@ -22,7 +24,7 @@ def graph(
     repeats: int = 3,
     out: Path = Path("runs/speed/graph.json"),
 ) -> None:
-    """A step of GRACE on all nodes, views to gradients, beside PyGCL's; growth with the nodes.
+    """A step of GRACE on all nodes, views to gradients, against PyGCL's; growth with the nodes.
 
     Args:
         graphs: Real graphs, at GRACE's widths.
@@ -139,4 +141,5 @@ _GRAPH_LOSSES: dict[str, Callable[[], Callable[..., Any]]] = {
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(graph)

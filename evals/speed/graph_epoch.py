@@ -14,6 +14,8 @@ from typing import Any
 import tyro
 from measure import forget_peak, resident_mb
 
+from ncl_multi.log import show_messages
+
 
 def graph_epoch(
     nodes: int = 1_000_000,
@@ -69,7 +71,7 @@ def graph_epoch(
 
 
 def generated(nodes: int, edges: int, features: int, communities: int, path: Path) -> Any:
-    """A graph of communities with noisy features of their own, and each node's community."""
+    """A graph of communities with noisy features, and each node's community."""
     import numpy as np
     import torch
     from torch_geometric.data import Data
@@ -93,4 +95,5 @@ def generated(nodes: int, edges: int, features: int, communities: int, path: Pat
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(graph_epoch)

@@ -17,6 +17,8 @@ from typing import Any
 import tyro
 from measure import Cost, apart, cost, forget_peak, need, resident_mb
 
+from ncl_multi.log import show_messages
+
 
 def losses(
     sizes: tuple[tuple[int, int], ...] = ((256, 512), (2048, 512), (8192, 512), (32768, 256)),
@@ -250,4 +252,5 @@ _LOSSES: dict[str, Callable[[], Callable[..., Any]]] = {
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(losses)

@@ -12,6 +12,8 @@ from typing import Any
 import tyro
 from measure import apart, need
 
+from ncl_multi.log import show_messages
+
 
 def search(
     codes: int = 200_000,
@@ -20,7 +22,7 @@ def search(
     queries: int = 200,
     out: Path = Path("runs/speed/search.json"),
 ) -> None:
-    """Exact top 10 of sparse codes, one query at a time in one thread, beside dense flat search.
+    """Exact top 10 of sparse codes, one query at a time in one thread, against dense flat search.
 
     Once with dimensions that fire equally often, as the density dial makes them, and once with
     the first firing a hundred times as often as the last. Recall is against brute force in double
@@ -160,4 +162,5 @@ _INDEXES: dict[str, Callable[[Any], tuple[Callable[[Any], Any], float]]] = {
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(search)

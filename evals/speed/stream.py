@@ -10,6 +10,8 @@ from pathlib import Path
 import tyro
 from measure import apart, forget_peak, resident_mb
 
+from ncl_multi.log import show_messages
+
 
 def stream(
     texts: int = 1_000_000,
@@ -53,4 +55,5 @@ def _stream_cost(texts: int, dims: int, k: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(stream)

@@ -11,11 +11,13 @@ from typing import Any
 import tyro
 from measure import Cost, apart, cost
 
+from ncl_multi.log import show_messages
+
 
 def views(
     pictures: int = 512, size: int = 32, repeats: int = 5, out: Path = Path("runs/speed/views.json")
 ) -> None:
-    """SimCLR's augmentation of a batch at once, beside kornia's and torchvision's one by one.
+    """SimCLR's augmentation of a batch at once, against kornia's and torchvision's one by one.
 
     Args:
         pictures: Pictures in the batch.
@@ -88,4 +90,5 @@ _AUGMENTATIONS: dict[str, Callable[[int], Callable[[Any], Any]]] = {
 
 
 if __name__ == "__main__":
+    show_messages()
     tyro.cli(views)

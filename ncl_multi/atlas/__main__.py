@@ -3,10 +3,12 @@
 import tyro
 
 from ncl_multi.atlas.page import write_atlas
+from ncl_multi.log import show_messages
 
 
 def main() -> None:
     """Write the page of a run and say where it is."""
+    show_messages()
     print(tyro.cli(write_atlas, config=(tyro.conf.Positional,)))
 
 

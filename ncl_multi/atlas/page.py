@@ -82,10 +82,10 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
         for path, other, ours in zip(twins, theirs, chosen.values(), strict=True):
             if len(other) != len(ours):
                 raise ValueError(
-                    f"{path} must hold the items of the run itself, {len(ours)}; got {len(other)}"
+                    f"{path} must contain the items of this run, {len(ours)}; got {len(other)}"
                 )
             if None not in (other.items, ours.items) and other.items != ours.items:
-                raise ValueError(f"{path} must hold the items of the run itself; got other items")
+                raise ValueError(f"{path} must contain the items of this run; got other items")
         taken = [other.take(rows) for other, rows in zip(theirs, kept.values(), strict=True)]
         spaces.append(_space("Twin", taken, sides))
     page = _page(run.resolve().name, sides, spaces, sum(map(len, chosen.values())))
@@ -112,7 +112,7 @@ def head_features(folder: Path) -> dict[str, Features]:
     if len(set(widths.values())) > 1:
         raise ValueError(f"sides shown together must have the same width; got {widths}")
     if max(widths.values()) >= NONE:
-        raise ValueError(f"a page holds at most {NONE - 1} dimensions; got {widths}: shorten first")
+        raise ValueError(f"a page has at most {NONE - 1} dimensions; got {widths}: shorten first")
     return dict(sides.values())
 
 
@@ -159,7 +159,7 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
         "reasons": REASONS,
         "fits": FITS,
         "spaces": [
-            {"title": space.title, "names": names, "facts": fact}
+            {"title": space.title, "names": names, "facts": fact, "drawings": _drawings(space)}
             for space, names, fact in zip(spaces, shown_names, facts, strict=True)
         ],
     }
@@ -168,6 +168,30 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
     pictures = _pictures([(side, row) for side in sides for row in range(len(side))], order, room)
     arrays["ends"] = np.cumsum([0, *map(len, pictures)]).astype("u4")
     return _fill(f"Atlas of {title}", _packed(about, arrays), "".join(pictures))
+
+
+def _drawings(space: _Space) -> list[str]:
+    """The subgraph of each dimension, where the run is of a graph: SVG, nodes numbered by rank."""
+    return [_svg(drawing) for drawing in space.sides[0].about.get("drawings") or ()]
+
+
+def _svg(drawing: dict[str, list[Any]]) -> str:
+    """Only numbers go in, so a file of someone else's cannot bring markup."""
+    # A margin for the circles around places of 0 to 100.
+    places = [(int(x) + 10, int(y) + 10) for x, y in zip(drawing["x"], drawing["y"], strict=True)]
+    if not places:
+        return ""
+    lines = [(*places[int(a)], *places[int(b)]) for a, b in drawing["links"]]
+    parts = [f'<line x1="{a}" y1="{b}" x2="{c}" y2="{d}" stroke="#999"/>' for a, b, c, d in lines]
+    for rank, ((x, y), label) in enumerate(zip(places, drawing["classes"], strict=True), start=1):
+        # Steps of the golden angle keep the colours of any number of classes apart.
+        fill = "#999" if int(label) < 0 else f"hsl({int(label) * 137.5 % 360:.0f},60%,42%)"
+        parts.append(f'<circle cx="{x}" cy="{y}" r="6" fill="{fill}"/>')
+        parts.append(f'<text x="{x}" y="{y + 2.5}" fill="#fff">{rank}</text>')
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 120 120" font-size="7" '
+        f'font-family="sans-serif" text-anchor="middle">{"".join(parts)}</svg>'
+    )
 
 
 def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:

@@ -4,10 +4,12 @@ import json
 import sys
 
 from ncl_multi.bulk.encode import encode_files
+from ncl_multi.log import show_messages
 
 
 def main() -> None:
     """Encode, and print the counts; rows that were refused are counted, not hidden."""
+    show_messages()
     try:
         import tyro
     except ModuleNotFoundError as error:

@@ -80,7 +80,7 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class Input:
-    """All that is to be encoded: rows are counted over its sources in order, from 0."""
+    """The input to encode: rows are counted over its sources in order, from 0."""
 
     sources: list[Source]
     parts: list[Part]

@@ -121,7 +121,7 @@ def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
         z = csr_array(z.reshape(1, -1))
     z.sum_duplicates()
     if not np.isfinite(z.data).all():
-        raise ValueError("codes hold NaN or infinity")
+        raise ValueError("codes contain NaN or infinity")
     if not signed and z.nnz and z.data.min() < 0:
         raise ValueError(
             f"codes must be non-negative; got {z.data.min():.4g}. Parts of signed codes cancel: "
@@ -143,7 +143,7 @@ def _dimensions(which: int | str, dims: int, names: Sequence[str] | None) -> lis
 
 def _check_names(names: Sequence[str] | None, dims: int) -> None:
     if names is not None and len(names) != dims:
-        raise ValueError(f"names must be one a dimension, {dims}; got {len(names)}")
+        raise ValueError(f"expected one name per dimension, {dims}; got {len(names)}")
 
 
 def _name(names: Sequence[str] | None, dim: int) -> str:

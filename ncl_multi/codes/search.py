@@ -46,7 +46,7 @@ class SparseIndex:
         if not 1 <= dims <= MOST_COLUMNS:
             raise ValueError(f"dims must be at least 1 and at most {MOST_COLUMNS}; got {dims}")
         if names is not None and len(names) != dims:
-            raise ValueError(f"names must be one a dimension, {dims}; got {len(names)}")
+            raise ValueError(f"expected one name per dimension, {dims}; got {len(names)}")
         self.dims = dims
         self.names = None if names is None else list(names)
         self._blocks: list[Block] = []
@@ -94,7 +94,7 @@ class SparseIndex:
         rows = self._find(numbers)
         unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
         if len(unknown):
-            raise ValueError(f"the index does not hold {unknown[:5].tolist()}")
+            raise ValueError(f"the index does not contain {unknown[:5].tolist()}")
         for place, block in enumerate(self._blocks):
             block.live[rows[place][rows[place] >= 0]] = False
         half_empty = [block for block in self._blocks if 2 * block.live.sum() < len(block.live)]
@@ -167,7 +167,7 @@ class SparseIndex:
         rows = self._find(numbers)
         unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
         if len(unknown):
-            raise ValueError(f"the index does not hold {unknown[:5].tolist()}")
+            raise ValueError(f"the index does not contain {unknown[:5].tolist()}")
         for block, found in zip(self._blocks, rows, strict=True):
             here = np.flatnonzero(found >= 0)
             unique, inverse = np.unique(found[here], return_inverse=True)
@@ -207,7 +207,7 @@ class SparseIndex:
             if not (names is None or (isinstance(names, list) and set(map(type, names)) <= {str})):
                 raise ValueError("names must be a list of texts")
             if len(tensors) != blocks * len(Block.PARTS):
-                raise ValueError(f"it must hold {blocks} blocks; got {len(tensors)} tensors")
+                raise ValueError(f"expected {blocks} blocks; got {len(tensors)} tensors")
             index = cls(dims, names)
             for number in range(blocks):
                 parts = {name: tensors[f"{number}.{name}"] for name in Block.PARTS}
@@ -223,7 +223,7 @@ class SparseIndex:
         z = unit_rows(codes)
         if z.shape[1] != self.dims:
             raise ValueError(
-                f"this index holds codes of {self.dims} dimensions; got {z.shape[1]}. "
+                f"this index has codes of {self.dims} dimensions; got {z.shape[1]}. "
                 f"Encode with the model that made the index"
             )
         z.eliminate_zeros()

@@ -32,7 +32,7 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
     behind the head, if there is one, stays as it was.
 
     Args:
-        model: A `NonNegHead`, or any model that holds some.
+        model: A `NonNegHead`, or any model that contains one.
         dims: Number of dimensions to keep.
         features: Codes of this model on data like the data to come: `Features`, a tensor or a
             `csr_array`; or a list of them, which count alike, as CLIP's images and texts.
@@ -140,7 +140,7 @@ def _parts(features: Any) -> list[Any]:
     )
     rows = [unit_rows(part, signed=True) for part in parts]
     if not rows or any(part.shape[0] == 0 for part in rows):
-        raise ValueError("features hold no codes to tell which dimensions are active")
+        raise ValueError("features contain no codes that show which dimensions are active")
     return rows
 
 

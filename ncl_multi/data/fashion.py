@@ -2,14 +2,17 @@
 
 import gzip
 import io
+import logging
 import tarfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ncl_multi.data.fetch import Package, fetch, say, user_data, verify
+from ncl_multi.data.fetch import Package, fetch, user_data, verify
 from ncl_multi.data.pictures import ImageSet, Split, known_split
+
+log = logging.getLogger(__name__)
 
 PACKAGE = Package(
     "dataset-fashion-mnist",
@@ -46,7 +49,7 @@ def _read(names: list[str]) -> dict[str, bytes]:
     if all((root / name).exists() for name in names):
         for name in names:
             verify(root / name, f"sha256:{_SHA[Path(name).stem]}")
-        say(f"fashion_mnist from {root}")
+        log.info(f"fashion_mnist from {root}")
         return {name: (root / name).read_bytes() for name in names}
     with tarfile.open(fileobj=io.BytesIO(_payload(fetch(PACKAGE)))) as archive:
         members = {
@@ -63,7 +66,7 @@ def _payload(deb: Path) -> bytes:
         if name.startswith("data.tar"):
             return content[at + 60 : at + 60 + size]
         at += 60 + size + size % 2
-    raise ValueError(f"{deb} holds no data.tar; remove it to fetch it again")
+    raise ValueError(f"{deb} does not contain data.tar; remove it to fetch it again")
 
 
 def _numbers(packed: bytes, header: int) -> Tensor:

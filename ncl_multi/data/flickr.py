@@ -2,16 +2,19 @@
 
 import csv
 import io
+import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ncl_multi.data.fetch import say, user_data
+from ncl_multi.data.fetch import user_data
 from ncl_multi.data.folders import Image, on_white, square
 from ncl_multi.data.members import tar_files
 from ncl_multi.data.pictures import known_split
 from ncl_multi.files import open_picture, read_bytes
+
+log = logging.getLogger(__name__)
 
 _MOST_BYTES = 2**26
 
@@ -44,10 +47,10 @@ def flickr8k(split: str = "train") -> CaptionedPhotos:
     missing = [name for name in needed if not (root and (root / name).is_file())]
     if root is None or missing:
         raise FileNotFoundError(
-            f"Flickr8k comes in no package: set NCL_DATA to a folder that holds "
+            f"Flickr8k comes in no package: set NCL_DATA to a folder that contains "
             f"{', '.join(f'flickr8k/{name}' for name in missing)}"
         )
-    say(f"flickr8k from {root}")
+    log.info(f"flickr8k from {root}")
     names = read_bytes(root / f"split_{split}.txt", _MOST_BYTES).decode().split()
     captions: dict[str, list[str]] = {name: [] for name in names}
     rows = csv.DictReader(

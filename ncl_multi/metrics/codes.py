@@ -37,13 +37,13 @@ def check_codes(z: Codes) -> None:
         raise ValueError(f"codes must be (n, d) with at least one row; got {tuple(z.shape)}")
     values = z if isinstance(z, Tensor) else torch.from_numpy(z.data)
     if not values.isfinite().all():
-        raise ValueError("codes hold NaN or infinity; look for a training run that diverged")
+        raise ValueError("codes contain NaN or infinity; look for a training run that diverged")
 
 
 def check_labels(y: Labels, z: Codes) -> Tensor:
-    """Labels as 0..classes-1, one a row."""
+    """Labels as 0..classes-1, one per row."""
     if y.ndim != 1 or len(y) != z.shape[0]:
-        raise ValueError(f"labels must be one a row: {z.shape[0]} rows, got {tuple(y.shape)}")
+        raise ValueError(f"expected one label per row: {z.shape[0]} rows, got {tuple(y.shape)}")
     return y.unique(return_inverse=True)[1]
 
 
@@ -89,7 +89,7 @@ def gram(z: Codes) -> Float[Tensor, "d d"]:
 
 
 def strongest_rows(z: Codes, count: int = 10) -> Int[np.ndarray, "d count"]:
-    """The rows that fire each dimension of these unit codes most, strongest first; -1 is no row.
+    """The rows that fire each dimension of these unit codes most, strongest first; -1 means none.
 
     To fire is to be active and positive: a signed dimension is read by its positive end. Of rows
     with the same value the first is stronger.

@@ -1,4 +1,4 @@
-"""Does a dimension hold something of its own? SEPIN without labels; MIG, SAP, DCI with factors.
+"""What does a dimension know that others do not? SEPIN without labels; MIG, SAP, DCI with factors.
 
 SEPIN brings rows to unit length; the measures with factors take codes as they are, because a
 factor's value may be the size of an entry.

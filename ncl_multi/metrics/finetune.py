@@ -45,7 +45,7 @@ def fine_tuned_accuracy(
             raise ValueError(f"{name} needs one label an input; got {len(x)} and {len(y)}")
     classes = train_y.unique()
     if not torch.isin(test_y, classes).all():
-        raise ValueError("the test rows hold classes that the train rows do not")
+        raise ValueError("the test rows contain classes that the train rows do not")
     labels = torch.searchsorted(classes, train_y)
     model, generator = deepcopy(model), torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device

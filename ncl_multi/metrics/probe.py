@@ -163,7 +163,7 @@ def _check(train_z: TrainCodes, train_y: Tensor, test_z: TestCodes, test_y: Tens
     for z, y, name in ((train_z, train_y, "train"), (test_z, test_y, "test")):
         check_codes(z)
         if y.ndim != 1 or len(y) != z.shape[0]:
-            raise ValueError(f"{name} labels must be one a row: {z.shape[0]} rows, got {len(y)}")
+            raise ValueError(f"{name}: expected one label per row: {z.shape[0]} rows, got {len(y)}")
     if train_z.shape[1] != test_z.shape[1]:
         raise ValueError(
             f"train and test codes must be equally wide; got {train_z.shape[1]} and "

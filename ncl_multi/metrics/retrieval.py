@@ -310,7 +310,7 @@ def _gains(
     of_query, of_item = (groups.cpu() for groups in relevant)
     if len(of_query) != queries or len(of_item) != items:
         raise ValueError(
-            f"groups must be one a row: {queries} queries and {items} items, got "
+            f"expected one group per row: {queries} queries and {items} items, got "
             f"{len(of_query)} and {len(of_item)}"
         )
     return lambda chunk: (of_query[chunk, None] == of_item).double()

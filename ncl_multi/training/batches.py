@@ -1,4 +1,4 @@
-"""Batches in an order that depends on the seed and the epoch alone."""
+"""Batches in an order that depends only on the seed and the epoch."""
 
 import hashlib
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ class Rows(Dataset):
 
 
 class Batches:
-    """The batches of a run in an order that depends on the seed and the epoch alone."""
+    """The batches of a run in an order that depends only on the seed and the epoch."""
 
     def __init__(self, loader: Any, seed: int, rank: int, processes: int):
         self.loader, self.seed, self.rank, self.processes = loader, seed, rank, processes
-        # A loader with a sampler or batches of its own knows better than we do.
+        # A loader with its own sampler or batches knows better than we do.
         self.ours = (
             type(loader) is DataLoader
             and not isinstance(loader.dataset, IterableDataset)
@@ -45,7 +45,7 @@ class Batches:
         if len(self) == 0:
             held = f"{len(loader.dataset)} rows" if self.ours else "no batch"
             raise ValueError(
-                f"the data holds {held}, less than one batch of "
+                f"the data has {held}, less than one batch of "
                 f"{getattr(loader, 'batch_size', 1)} for each of {processes} processes; "
                 f"lower the batch size (--batch-size)"
             )

@@ -1,11 +1,14 @@
 """What a training run can be told."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
+
+log = logging.getLogger(__name__)
 
 LEAST_ROWS = 10
 """Fewer rows than these are not trained on: there is next to nothing to contrast a row with."""
@@ -103,7 +106,7 @@ class TrainConfig:
             return self
         if self.batch_size is not None and os.environ.get("RANK", "0") == "0":
             said = f"batch_size lowered from {self.batch_size} to {most}: there are {count} {items}"
-            print(said, file=sys.stderr)
+            log.warning(said)
         return replace(self, batch_size=most)
 
 

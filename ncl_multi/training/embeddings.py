@@ -1,4 +1,4 @@
-"""Learning from embeddings alone: which rows belong together, and the loss of a batch of them."""
+"""Learning from embeddings only: which rows belong together, and the loss of a batch of them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -70,13 +70,13 @@ def fit(
     should watch. What it holds as `model` is what `compile` compiles. Its modules that have an
     `anneal` method are told the progress before every step.
 
-    A `DataLoader` over a map-style dataset is read in an order of our own, the same for any number
+    A `DataLoader` over a map-style dataset is read in our order, the same for any number
     of processes: with `n` of them each takes its share of a global batch of `n * batch_size` rows.
     Keep random augmentation in the objective, where it is repeatable. Any other iterable is read
     as it is.
 
     With `cfg.out`, `<out>/checkpoint.pt` is replaced every `checkpoint_every` steps, and at Ctrl-C
-    or SIGTERM; the same call resumes from there, and a folder that holds a run on other data or
+    or SIGTERM; the same call resumes from there, and a folder with a run on other data or
     with other settings is refused. Without, nothing is written and no signal is caught. The global
     random state is left as it was.
 

@@ -13,7 +13,7 @@ ACTIVE = 1e-5
 
 
 class HealthWarning(UserWarning):
-    """Training goes on, but not to anything good."""
+    """Training continues, but is unlikely to give a useful model."""
 
 
 class Health:

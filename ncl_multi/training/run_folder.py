@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
+import logging
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,8 @@ from ncl_multi.distributed import all_reduce_sum, barrier, world_size
 from ncl_multi.files import DAMAGE, atomic, lock_folder, read_json, read_torch
 from ncl_multi.training.batches import Batches
 from ncl_multi.training.config import TrainConfig
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -78,15 +80,15 @@ class RunFolder:
         self.saved_at = step
         if self.main and self.out is not None:
             _shorten_log(self.out / "train.jsonl", step)
-            print(f"resuming {self.out} from step {step}", file=sys.stderr)
+            log.info("resuming %s from step %s", self.out, step)
         return step
 
     def save(self, parts: dict[str, Any], done: int) -> None:
         broken = self._broken(parts["model"].state_dict())
         if broken:
             raise ValueError(
-                f"the weights hold NaN or infinity after step {done - 1} ({broken[0]}): lower the "
-                f"learning rate or clip gradients (clip_grad=1, --clip-grad 1). {self._last()}"
+                f"the weights contain NaN or infinity after step {done - 1} ({broken[0]}): lower "
+                f"the learning rate or clip gradients (clip_grad=1, --clip-grad 1). {self._last()}"
             )
         if self.out is not None:
             try:
@@ -154,11 +156,10 @@ class RunFolder:
 
     def say_goodbye(self, done: int, steps: int) -> None:
         if self.main:
-            print(
-                f"\nstopped at step {done} of {steps}, saved in {self.checkpoint}; "
-                f"run the same command again to resume",
-                file=sys.stderr,
-            )
+            log.warning(
+                "stopped at step %s of %s, saved in %s; run the same command again to resume",
+                done, steps, self.checkpoint,
+            )  # fmt: skip
 
     def _last(self) -> str:
         if self.out is None or self.saved_at is None:
@@ -193,7 +194,7 @@ def stop_signals() -> Iterator[list[int]]:
 
     heard: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
-        heard = ()  # Python gives signals to the main thread alone.
+        heard = ()  # Python gives signals only to the main thread.
     before = {number: signal.signal(number, note) for number in heard}
     try:
         yield got
@@ -244,8 +245,11 @@ def _with_rows_of_all(settings: dict[str, Any]) -> dict[str, Any]:
 def _shorten_log(path: Path, step: int) -> None:
     """Drop what was logged after the checkpoint: it will be logged again."""
     if path.exists():
-        # A kill can cut the last line short; it is after the checkpoint, too.
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        rows = [line for line in lines if json.loads(line)["step"] <= step]
+        try:
+            # A kill can cut the last line short; it is after the checkpoint, too.
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            rows = [line for line in lines if json.loads(line)["step"] <= step]
+        except DAMAGE as error:
+            raise ValueError(f"{path} is not the log of a run: {error!r}. {ADVICE}") from error
         with atomic(path) as unfinished:
             unfinished.write_text("".join(line + "\n" for line in rows))

@@ -715,3 +715,24 @@ def test_the_recipe_fine_tunes_cuts_and_shortens(tmp_path, monkeypatch):
         codes = NonNegClip.from_pretrained(cfg.out / name).encode(["a dog"])
         assert codes.shape == (1, width)
         assert 0 < codes.nnz <= 8
+
+
+def test_the_recipe_compares_with_plain_contrastive_heads(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    import clip_ncl
+
+    lay_out(tmp_path)
+    cfg = clip_ncl.Config(
+        out=tmp_path / "run", data=str(tmp_path / "pairs"), model=f"hf:{tmp_path / 'clip'}",
+        dims=16, k=4, compare=True, steps=2, batch_size=32, device="cpu", cache=tmp_path / "cache",
+    )  # fmt: skip
+    clip_ncl.main(cfg)
+    figures = json.loads((cfg.out / "metrics.json").read_text())
+    assert {"ncl", "twin", "plain"} <= figures.keys()
+    twin, plain = (
+        NonNegClip.from_pretrained(cfg.out / name / "model") for name in ("twin", "plain")
+    )
+    assert twin.heads.image.activation == plain.heads.image.activation == "none"
+    assert (twin.heads.spectral, plain.heads.spectral) == (10, 0)
+    told = json.loads((cfg.out / "plain" / "config.json").read_text())
+    assert (told["start"], told["spectral"]) == ("random", 0)

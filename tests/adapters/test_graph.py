@@ -28,6 +28,7 @@ from ncl_multi.adapters.graph.data import (
     load_graph,
     prepare,
 )
+from ncl_multi.adapters.graph.drawing import drawings
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
 from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
@@ -684,6 +685,24 @@ def test_dimensions_are_named_by_features_else_classes_else_typical_nodes():
         describe("mine", data, data)
 
 
+def test_a_drawing_has_the_strongest_nodes_and_the_links_between_them(graph):
+    z = torch.zeros(30, 3)
+    z[:10, 0], z[10:, 1] = torch.linspace(1, 0.1, 10), 1.0
+    first, second, silent = drawings(z, graph.edge_index, graph.y, nodes=8)
+    real = set(map(tuple, graph.edge_index.T.tolist()))
+    assert first["nodes"] == list(range(8))
+    assert first["classes"] == graph.y[:8].tolist()
+    expected = [[a, b] for a in range(8) for b in range(a + 1, 8) if (a, b) in real]
+    assert first["links"] == expected
+    assert len(second["nodes"]) == 8
+    assert silent["nodes"] == []
+    assert all(0 <= place <= 100 for place in first["x"] + first["y"])
+    places = {*zip(first["x"], first["y"], strict=True)}
+    assert len(places) == 8, "no node hides another"
+    assert drawings(z, graph.edge_index)[0]["classes"] == [-1] * 10
+    assert drawings(torch.zeros(30, 4097), graph.edge_index) == []
+
+
 def test_labels_may_be_missing_for_some_nodes():
     y = torch.tensor([[0.0], [float("nan")], [1.0]])
     ready = prepare(Data(x=torch.ones(3, 2), edge_index=line(3), y=y))
@@ -808,7 +827,7 @@ def test_the_recipe_writes_a_whole_run_with_its_twin(graph, tmp_path):
     head = Features.load(run / "features" / "all_head.safetensors")
     assert head.items[10] == "class 1, node 10"
     assert head.about["output"] == "head"
-    assert len(head.about["names"]) == 16
+    assert len(head.about["drawings"]) == len(head.about["names"]) == 16
     assert {"link_auc", "nmi", "group_nmi", "k_means_nmi", "purity_at_10"} <= set(
         rows["ncl"]["all"]
     )

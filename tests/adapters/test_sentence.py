@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -153,7 +153,7 @@ def test_documents_longer_than_the_window_are_read_in_passages():
 def test_what_nobody_has_given_is_mined():
     torch.manual_seed(0)
     h = rows(0, 6, 4)
-    config = SentenceConfig(mined=1.0, mined_among=2, neighbours=3)
+    config = SentenceConfig(mined=1.0, mined_among=2, neighbours=3, mined_negatives=True)
     near = nearest(h, 3)
     batch = torch.tensor([[0, -1, -1], [1, 5, -1], [2, 3, 4]])
     anchors, positives, negatives = Examples(h, config).columns(batch)
@@ -161,6 +161,8 @@ def test_what_nobody_has_given_is_mined():
     assert positives[0] in near[0, :2]
     assert positives[1:].tolist() == [5, 3]
     assert negatives.tolist() == [near[0, 2].item(), near[1, 2].item(), 4]
+    _, positives, negatives = Examples(h, replace(config, mined_negatives=False)).columns(batch)
+    assert negatives.tolist() == [positives[0].item(), 5, 4]
     alone = Examples(h, SentenceConfig(mined=0.0)).columns(torch.tensor([[0], [1]]))
     assert [column.tolist() for column in alone] == [[0, 1], [0, 1]]
 

@@ -384,6 +384,8 @@ def test_two_processes_train_one_model(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4]
     found = json.loads((tmp_path / "metrics.json").read_text())
+    assert list(found) == ["ncl", "twin", "untrained"]
+    assert found["twin"]["test"]["probe_encoder"] != found["untrained"]["test"]["probe_encoder"]
     assert found["twin"]["test"]["sparsity"] < 0.1 < found["ncl"]["test"]["sparsity"]
     assert (tmp_path / "atlas.html").exists()
 

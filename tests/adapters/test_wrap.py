@@ -162,7 +162,7 @@ def test_encoding_leaves_the_training_mode_as_it_was(model):
         (["a", 3], "row 1 is int"),
         ([b"a"], "row 0 is bytes"),
         (["a", float("nan")], "row 1 is float"),
-        (["a", "\ud800"], "row 1 is no valid Unicode"),
+        (["a", "\ud800"], "row 1 is not valid Unicode"),
         ("the cat", "put it in a list"),
     ],
 )

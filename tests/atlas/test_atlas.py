@@ -227,6 +227,30 @@ def test_many_items_are_thinned_out_and_pictures_kept_within_the_limit(tmp_path,
     assert Image.open(io.BytesIO(base64.b64decode(fewer[start:end]))).format == "WEBP"
 
 
+def subgraph(**parts):
+    """Three nodes, the first two linked; the third has no label."""
+    whole = {"nodes": [4, 0, 9], "classes": [2, 2, -1], "x": [0, 100, 50], "y": [0, 0, 100]}
+    return whole | {"links": [[0, 1]]} | parts
+
+
+def test_a_graph_is_drawn_from_numbers_only(tmp_path):
+    silent = {"nodes": [], "classes": [], "x": [], "y": [], "links": []}
+    example(dims=2, drawings=[subgraph(), silent]).save(tmp_path / "features/test.safetensors")
+    drawn, nothing = read(write_atlas(tmp_path))[0]["spaces"][0]["drawings"]
+    assert nothing == ""
+    assert drawn.count("<circle") == 3
+    assert re.findall("<line [^/]*", drawn) == [
+        '<line x1="10" y1="10" x2="110" y2="10" stroke="#999"'
+    ]
+    assert re.findall(r">(\d+)</text>", drawn) == ["1", "2", "3"]
+    colours = re.findall('r="6" fill="([^"]*)"', drawn)
+    assert colours[0] == colours[1] != colours[2]
+    trap = [subgraph(x=[TRAP, 1, 2]), silent]
+    example(dims=2, drawings=trap).save(tmp_path / "features/test.safetensors")
+    with pytest.raises(ValueError, match="invalid literal"):
+        write_atlas(tmp_path)
+
+
 def test_a_picture_that_does_not_decode_becomes_text(tmp_path):
     whole = example(10, pictures=False)
     files = [b"no picture"] * 10
@@ -252,7 +276,7 @@ def test_what_cannot_be_shown_is_told(tmp_path):
         write_atlas(tmp_path)
     example().save(tmp_path / "features" / "test.safetensors")
     signed(example(20)).save(tmp_path / "twin" / "features" / "test.safetensors")
-    with pytest.raises(ValueError, match="must hold the items of the run itself, 60; got 20"):
+    with pytest.raises(ValueError, match="must contain the items of this run, 60; got 20"):
         write_atlas(tmp_path)
     example(side="image").save(tmp_path / "two" / "features" / "image.safetensors")
     example(dims=9, side="text").save(tmp_path / "two" / "features" / "text.safetensors")
@@ -297,7 +321,7 @@ FIRST = "document.querySelector('.card .name').textContent"
 def test_the_page_opens_in_a_browser(browser, page, tmp_path, width, dark):
     browser.open(page, width=width, dark=dark)
     assert browser.run(f"{CARDS}.length") >= 48
-    assert browser.run("document.querySelector('.picture img').complete")
+    browser.until("document.querySelector('.picture img').complete")
     # Nothing is wider than the window, and no text is smaller than one can read.
     assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
     shot = Image.open(io.BytesIO(browser.screenshot(tmp_path / "page.png"))).convert("L")
@@ -439,6 +463,17 @@ def test_a_caption_with_a_script_shows_as_text(browser, page):
     assert browser.run("document.getElementById('subject').textContent") == TRAP
     assert browser.run("document.querySelectorAll('img[src=x]').length") == 0
     assert browser.run("window.trapped") is None
+    assert browser.faults() == []
+
+
+def test_a_graphs_subgraph_is_on_its_card(browser, tmp_path):
+    features = example(30, 3, pictures=False, drawings=[subgraph()] * 3)
+    features.save(tmp_path / "features" / "test.safetensors")
+    browser.open(write_atlas(tmp_path))
+    drawn = "document.querySelector('.card .drawing')"
+    browser.until(f"{drawn}.complete && {drawn}.naturalWidth > 0")
+    browser.run("document.querySelector('.card .title').click()")
+    browser.until("document.querySelector('#inside .drawing') !== null")
     assert browser.faults() == []
 
 

@@ -57,7 +57,7 @@ def test_bad_codes_are_refused():
         explain(torch.tensor([1.0, -1.0]), torch.ones(2))
     with pytest.raises(ValueError, match="one code and one code; got 2 and 1 rows"):
         explain(torch.ones(2, 2), torch.ones(2))
-    with pytest.raises(ValueError, match="names must be one a dimension, 2; got 1"):
+    with pytest.raises(ValueError, match="expected one name per dimension, 2; got 1"):
         explain(torch.ones(2), torch.ones(2), names=["a"])
     with pytest.raises(ValueError, match="NaN"):
         explain(torch.tensor([1.0, float("nan")]), torch.ones(2))

@@ -212,14 +212,14 @@ def test_bad_queries_are_refused():
         index.search(np.array([1.0, -1.0, 0.0]))
     with pytest.raises(ValueError, match="k must be at least 1; got 0"):
         index.search(np.ones(3), 0)
-    with pytest.raises(ValueError, match=r"does not hold \[9\]"):
+    with pytest.raises(ValueError, match=r"does not contain \[9\]"):
         index.remove([0, 9])
     assert len(index) == 3
-    with pytest.raises(ValueError, match=r"does not hold \[9\]"):
+    with pytest.raises(ValueError, match=r"does not contain \[9\]"):
         index.codes([9])
     with pytest.raises(ValueError, match="dims must be at least 1"):
         SparseIndex(0)
-    with pytest.raises(ValueError, match="names must be one a dimension, 2; got 1"):
+    with pytest.raises(ValueError, match="expected one name per dimension, 2; got 1"):
         SparseIndex(2, names=["a"])
 
 

@@ -41,7 +41,8 @@ def own_cache(tmp_path, monkeypatch):
 def fetch_alone(package: Package, first: str = "") -> list[str]:
     """A command that fetches in a new process, without the time it takes to import torch."""
     module = sys.modules["ncl_multi.data.fetch"].__file__
-    code = f"{first}\nimport runpy\nglobals().update(runpy.run_path({module!r}))\n"
+    shown = "import logging, runpy\nlogging.basicConfig(level=logging.INFO)"
+    code = f"{first}\n{shown}\nglobals().update(runpy.run_path({module!r}))\n"
     return [sys.executable, "-c", f"{code}print(fetch({package!r}).stat().st_size)"]
 
 
@@ -207,7 +208,7 @@ def test_an_unpacked_folder_stays_if_the_new_one_cannot_be_read(tmp_path):
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "old.txt").write_text("old")
     (tmp_path / "bad.zip").write_bytes(b"not a zip")
-    with pytest.raises(ValueError, match="no zip file, or was cut short"):
+    with pytest.raises(ValueError, match="not a zip file, or was cut short"):
         unpack(tmp_path / "bad.zip", [""], tmp_path / "target")
     assert (tmp_path / "target" / "old.txt").read_text() == "old"
 
@@ -215,7 +216,7 @@ def test_an_unpacked_folder_stays_if_the_new_one_cannot_be_read(tmp_path):
 def test_a_truncated_tar_is_an_error(tmp_path):
     make_tar(tmp_path / "a.tgz", {"a": bytes(range(256)) * 400})
     (tmp_path / "b.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:300])
-    with pytest.raises(ValueError, match="no tar file, or was cut short"):
+    with pytest.raises(ValueError, match="not a tar file, or was cut short"):
         list(tar_files(tmp_path / "b.tgz", lambda name: True))
 
 
@@ -547,7 +548,7 @@ def test_sts_files_that_were_changed_are_refused(tmp_path, monkeypatch):
     (tmp_path / "stsb").mkdir()
     (tmp_path / "stsb" / "stsb-dev.tsv").write_text("a\tb\tc\t1\t5.0\tone\ttwo\n")
     monkeypatch.setenv("NCL_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match="does not hold the published STS-B dev"):
+    with pytest.raises(ValueError, match="does not contain the published STS-B dev"):
         data.stsb("dev")
 
 

@@ -195,7 +195,7 @@ def test_sts_orders_pairs_as_their_angles_do(run, tmp_path):
     (row,) = run("sts", *paths, "--active", 1)
     assert row["kept"]["all"]["spearman"] == pytest.approx(1)
     assert row["kept"]["1"]["spearman"] < 1
-    with pytest.raises(ValueError, match="people's scores"):
+    with pytest.raises(ValueError, match="human scores"):
         run("sts", *paths[::-1])
     short = Features(torch.eye(2)).save(tmp_path / "c.safetensors")
     with pytest.raises(ValueError, match="two sides of the same pairs"):

@@ -92,6 +92,10 @@ def test_stability_matches_two_runs_and_their_twins(run, tmp_path):
     assert row["files"]["test"]["seeds"] == [0, 1]
     assert 0 < row["files"]["twin: test"]["stability"] < 0.5
     assert json.loads((tmp_path / "out.json").read_text()) == row
+    for name in "ab":
+        (tmp_path / name / "twin").rename(tmp_path / name / "plain")
+    (moved,), _ = run("stability", tmp_path / "a", tmp_path / "b")
+    assert moved["files"]["plain: test"] == row["files"]["twin: test"]
     files = [tmp_path / run / "features" / "test.safetensors" for run in "ab"]
     (row,), _ = run("stability", *files)
     assert row["files"]["test"]["stability"] == pytest.approx(1)

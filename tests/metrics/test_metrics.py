@@ -424,7 +424,10 @@ def test_constant_codes_know_nothing_of_factors(grid):
         (lambda: metrics.sparsity(torch.tensor([[math.nan]])), "NaN or infinity"),
         (lambda: metrics.sparsity(torch.zeros(0, 3)), "at least one row"),
         (lambda: metrics.sparsity(torch.zeros(3)), r"must be \(n, d\)"),
-        (lambda: metrics.class_consistency(torch.eye(3), torch.arange(2)), "one a row: 3 rows"),
+        (
+            lambda: metrics.class_consistency(torch.eye(3), torch.arange(2)),
+            "one label per row: 3 rows",
+        ),
         (
             lambda: metrics.linear_probe(
                 torch.eye(3), torch.arange(3), torch.eye(2), torch.arange(2)
@@ -435,7 +438,7 @@ def test_constant_codes_know_nothing_of_factors(grid):
             lambda: metrics.knn_accuracy(
                 torch.eye(3), torch.arange(2), torch.eye(3), torch.arange(3)
             ),
-            "train labels must be one a row",
+            "train: expected one label per row",
         ),
         (lambda: metrics.retrieval(torch.eye(3), torch.eye(2)), "equally wide"),
         (lambda: metrics.retrieval(torch.eye(3), torch.eye(3)[:2]), "row i must answer query i"),

@@ -172,5 +172,5 @@ def test_runs_are_shown_as_mean_and_spread(tmp_path, capsys):
     with pytest.raises(SystemExit, match="no measure 'hit'"):
         table["main"](table["Config"](files, measures=("hit",)))
     (tmp_path / "0.json").write_text("[1")
-    with pytest.raises(SystemExit, match="holds no figures"):
+    with pytest.raises(SystemExit, match="does not contain figures"):
         table["main"](table["Config"](files))

@@ -260,7 +260,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
         loss, z = step(model, batch)
         return loss + 0 * torch.sqrt(model.out.weight.sum() * 0), z
 
-    with pytest.raises(ValueError, match="weights hold NaN or infinity after step 0"):
+    with pytest.raises(ValueError, match="weights contain NaN or infinity after step 0"):
         run(tmp_path, how=breaks, checkpoint_every=1)
     assert not (tmp_path / "checkpoint.pt").exists()
 
@@ -375,7 +375,7 @@ def test_a_loader_with_a_sampler_of_its_own_is_left_alone():
 
 
 def test_too_little_data_is_refused_in_words(tmp_path):
-    with pytest.raises(ValueError, match=r"holds 10 rows, less than one batch of 16.*--batch-size"):
+    with pytest.raises(ValueError, match=r"has 10 rows, less than one batch of 16.*--batch-size"):
         run(tmp_path, data=loader(10))
 
 

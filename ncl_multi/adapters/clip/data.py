@@ -1,5 +1,6 @@
 """Readers of captioned images: emoji, Flickr8k, a captions file, webdataset tars, the hub."""
 
+import logging
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ncl_multi.adapters.clip.pairs import HubCell, Pairs, Source, TarMember, pairs_of
-from ncl_multi.data.fetch import say
 from ncl_multi.data.members import MOST_MEMBER, check_plain
 from ncl_multi.data.tables import read_table
 from ncl_multi.files import parse_json
+
+log = logging.getLogger(__name__)
 
 _IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 _CAPTIONS = ("captions.csv", "captions.txt")
@@ -31,8 +33,8 @@ def read_pairs(data: str) -> dict[str, Pairs]:
     - `emoji`: `unseen` is a fifth of the emoji, `style` one vendor's whole style;
     - `flickr8k`: `dev`; read from the folder NCL_DATA names;
     - `hf:<name>`: the hub's validation or test split as `test`, or every tenth image;
-    - a folder with `captions.csv` (`image,caption`, a line a caption) and the images beside it or
-      in `images/`, or with webdataset tars (`1.jpg`, `1.txt`): every tenth image as `test`.
+    - a folder with `captions.csv` (`image,caption`, one line per caption) and the images next to
+      it or in `images/`, or with webdataset tars (`1.jpg`, `1.txt`): every tenth image as `test`.
     """
     if data == "emoji":
         return _emoji()
@@ -150,7 +152,7 @@ def _hub(data: str) -> dict[str, Pairs]:
 
 def _captions_file(data: str, path: Path) -> Read:
     table = read_table(path, columns=("image", "caption"))
-    say(table.describe())
+    log.info(table.describe())
     captions: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
     for line, (name, caption) in zip(table.numbers, table.rows, strict=True):
@@ -170,7 +172,7 @@ def _captions_file(data: str, path: Path) -> Read:
     missing = [f"{name} (line {lines[name]})" for name, where in found.items() if where is None]
     if missing:
         raise ValueError(
-            f"{path} names {len(missing)} images that are neither beside it nor in images/: "
+            f"{path} names {len(missing)} images that are neither next to it nor in images/: "
             f"{_some(missing)}"
         )
     return data, [where for where in found.values() if where], list(captions), [*captions.values()]

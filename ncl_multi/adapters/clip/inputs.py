@@ -4,8 +4,8 @@ With frozen towers the heads train in seconds.
 """
 
 import functools
+import logging
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ from ncl_multi.adapters.clip.pairs import DamagedImageError, Pairs
 from ncl_multi.adapters.clip.towers import Towers
 from ncl_multi.data.pictures import leave_out
 from ncl_multi.training.feature_cache import Compute, Shard, cached_shards
+
+log = logging.getLogger(__name__)
 
 _SMALLEST_CROP = 0.5
 
@@ -70,7 +72,7 @@ class PixelPairs:
             try:
                 return self.towers.pixels(self.pairs.open(other)), other
             except DamagedImageError as error:
-                print(f"left out, does not decode: {error}", file=sys.stderr)
+                log.warning("left out, does not decode: %s", error)
         raise ValueError(f"not one of the {len(self)} images of {self.pairs.name} decodes")
 
     def draw(
@@ -171,7 +173,7 @@ def _name(pairs: Pairs, what: str) -> str:
 
 
 def _view(image: Image.Image, view: int, name: str) -> Image.Image:
-    """A crop that depends on the image's name and the view alone."""
+    """A crop that depends only on the image's name and the view."""
     if view == 0:
         return image
     chance = random.Random(f"{name}/{view}")  # noqa: S311

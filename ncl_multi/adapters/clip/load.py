@@ -45,7 +45,7 @@ def load_towers(name: str = DEMO, *, image_size: int | None = None) -> Towers:
     - `hf:<name or folder>`: a Hugging Face CLIP or SigLIP model.
 
     `image_size` sets the side of the images of a timm or open_clip image tower. Towers that bring
-    code of their own are refused.
+    their own code are refused.
     """
     with no_remote_code():
         if name.startswith("hf:"):
@@ -78,7 +78,7 @@ def _open_clip_towers(name: str, image_size: int | None) -> OpenClipTowers:
 def _two_towers(
     name: str, image: str, text: str, *, image_size: int | None, pretrained: bool
 ) -> OpenClipTowers:
-    """A timm and a Hugging Face model side by side, without projections of their own."""
+    """A timm and a Hugging Face model side by side, without projections."""
     _check_known("image tower", image.partition(".")[0], timm.list_models())
     with torch.device("meta"):
         blank: Any = timm.create_model(image)

@@ -94,7 +94,7 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` one for every 32 nodes, rounded down to a power of two, 8 to 512: a dimension stands
+    - `dims` one for every 16 nodes, rounded down to a power of two, 8 to 512: a dimension stands
       for a community, not for a node.
     - `k`, the active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
@@ -104,11 +104,11 @@ def rule(nodes: int, edges: int) -> Settings:
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
-        64
+        128
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = 1 << max(3, min(9, (nodes // 32).bit_length() - 1))
+    dims = 1 << max(3, min(9, (nodes // 16).bit_length() - 1))
     return Settings(
         width=256,
         dims=dims,

@@ -1,6 +1,7 @@
 """Graphs from anywhere, checked and made ready: PyG's datasets by name, files and objects."""
 
 import inspect
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncl_multi.data import planetoid
-from ncl_multi.data.fetch import cache, say, user_data
+from ncl_multi.data.fetch import cache, user_data
 from ncl_multi.data.networks import KINDS, as_data, degree_features, read_graph
 from ncl_multi.files import DAMAGE, read_torch
 
@@ -30,6 +31,8 @@ try:
     )
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
+
+log = logging.getLogger(__name__)
 
 CLASSES: dict[str, list[str]] = {
     "cora": [
@@ -80,7 +83,7 @@ def load_graph(name: str) -> Data:
         raise ValueError(f"{kind} holds several graphs: say which, as in Amazon:Photo")
     given = user_data("graphs")
     if given and (given / f"{kind}_{part}.npz".lower()).exists():
-        say(f"{name} from {given}")
+        log.info(f"{name} from {given}")
         return read_npz(str(given / f"{kind}_{part}.npz".lower()), to_undirected=True)
     folder = (user_data("pyg") or cache() / "pyg") / name.replace(":", "-")
     options = {"root": str(folder)} if "root" in asked else {}
@@ -98,7 +101,7 @@ def prepare(data: Any, *, directed: bool = False) -> Data:
 
     Self-loops go, since every encoder here adds a node to its own neighbourhood. Edges that occur
     twice become one, their weights (`edge_weight`) added up, their features (`edge_attr`) averaged;
-    edges are made to run both ways unless `directed`. A node without edges is a graph of its own.
+    edges are made to run both ways unless `directed`. A node without edges is a separate graph.
     Features are not copied, so they may be mapped from a file (`torch.from_file`). Doing it twice
     changes nothing.
     """
@@ -116,7 +119,7 @@ def prepare(data: Any, *, directed: bool = False) -> Data:
     ready.update({"edge_index": edge_index, **values})
     largest, smallest = _extremes(data.x)
     if largest == smallest == 0:
-        say("the features of all nodes are zero: those of their degree are used")
+        log.warning("the features of all nodes are zero: those of their degree are used")
         ready.x, smallest = degree_features(edge_index, nodes), 0.0
     ready.counts = smallest >= 0
     for mask in ("train_mask", "val_mask", "test_mask"):
@@ -157,7 +160,7 @@ def _edges(data: Data, directed: bool) -> tuple[Tensor, dict[str, Tensor]]:
     merged = coalesce(edge_index, num_nodes=nodes)
     double = edge_index.shape[1] - merged.shape[1]
     if double:
-        say(f"{double} edges occur more than once: each is used once")
+        log.warning(f"{double} edges occur more than once: each is used once")
     names = list(values)
     how = ["sum" if name == "edge_weight" else "mean" for name in names]
     kept = {
@@ -166,7 +169,7 @@ def _edges(data: Data, directed: bool) -> tuple[Tensor, dict[str, Tensor]]:
     }
     if directed or is_undirected(merged, num_nodes=nodes):
         return merged, kept
-    say("directed edges are made to run both ways")
+    log.info("directed edges are made to run both ways")
     if not kept:
         return to_undirected(merged, num_nodes=nodes), {}
     both = {
@@ -220,7 +223,7 @@ def check(data: Any) -> None:
         raise ValueError(
             f"nodes need features, x of shape (nodes, features); got "
             f"{tuple(x.shape) if isinstance(x, Tensor) else x}. "
-            f"torch_geometric.transforms.Constant or LocalDegreeProfile make some"
+            f"torch_geometric.transforms.Constant or LocalDegreeProfile make features"
         )
     if len(x) < 2:
         raise ValueError(f"the graph is empty: at least two nodes are needed; got {len(x)}")
@@ -353,12 +356,14 @@ def _check_whole(data: Any, path: Path) -> None:
 
 
 def _labels(data: Data) -> Tensor | None:
-    """Class labels as integers; -1 where one is missing. None where they are no classes."""
+    """Class labels as integers; -1 where one is missing. None where they are not classes."""
     y = data.y
     if y is None:
         return None
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
-        say(f"labels of shape {tuple(y.shape)} are not one class per node, so they are not used")
+        log.warning(
+            f"labels of shape {tuple(y.shape)} are not one class per node, so they are not used"
+        )
         return None
     return y.nan_to_num(-1).long() if y.is_floating_point() else y.long()

@@ -7,6 +7,7 @@ Example:
 
 import hashlib
 import inspect
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from ncl_multi.adapters.graph.data import adjacency, encoder_input, prepare
 from ncl_multi.adapters.graph.objective import GraphObjective
 from ncl_multi.adapters.graph.sampling import neighbor_loader
 from ncl_multi.adapters.graph.views import View
-from ncl_multi.data.fetch import say
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.model import SparseModel, check_fits
 from ncl_multi.norm import SharedNorm
@@ -34,6 +34,8 @@ try:
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
+
+log = logging.getLogger(__name__)
 
 ENCODERS: dict[str, type[nn.Module]] = {"gcn": GCN, "gat": GAT, "sage": GraphSAGE, "gin": GIN}
 _TAKE_SPARSE = ("gcn", "gat")
@@ -249,7 +251,7 @@ class NonNegGraph(
         for values in ("edge_weight", "edge_attr"):
             if values in data and values != self.edge_values:
                 taken = " or ".join(name for name, v in _EDGE_VALUES.items() if v == values)
-                say(f"{values} is not used: encoder {taken} would take it")
+                log.warning(f"{values} is not used: encoder {taken} would take it")
 
     def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
         self._check_made()

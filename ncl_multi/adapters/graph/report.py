@@ -1,5 +1,6 @@
 """What a graph run leaves behind: features, figures, a table."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ncl_multi.adapters.graph.data import Nodes
+from ncl_multi.adapters.graph.drawing import drawings
 from ncl_multi.adapters.graph.links import HiddenLinks
 from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.codes.features import Features
@@ -24,6 +26,8 @@ from ncl_multi.metrics.nodes import (
     strongest_group,
 )
 from ncl_multi.report import table, write_json
+
+log = logging.getLogger(__name__)
 
 SHOWN = (
     "encoder_accuracy", "head_accuracy", "active_dims", "purity_at_10", "distinct",
@@ -54,8 +58,11 @@ def write_report(
             "model": model.name, "data": data_name, "split": "all", "seed": seed,
             "activation": model.head.activation, "normalised": True, "classes": nodes.classes,
         }  # fmt: skip
-        names = {"names": node_names(z, data.y, nodes)}
-        for output, codes, more in (("encoder", h, {}), ("head", z, names)):
+        shown = {
+            "names": node_names(z, data.y, nodes),
+            "drawings": drawings(z, data.edge_index, data.y),
+        }
+        for output, codes, more in (("encoder", h, {}), ("head", z, shown)):
             features = Features(codes, data.y, nodes.items, about | {"output": output} | more)
             features.save(folder / "features" / f"all_{output}.safetensors")
         row = measure(data, h, z, seed=seed) | readable_features(features).figures
@@ -68,7 +75,7 @@ def write_report(
         model.figures = {measure: round(value, 4) for measure, value in row.items()}
         model.save_pretrained(folder / "model")
     if data.y is None:
-        print("the graph has no labels: accuracy, purity and agreement are left out")
+        log.warning("the graph has no labels: accuracy, purity and agreement are left out")
     write_json(out / "metrics.json", figures)
     rows = {
         name: {m: own["all"][m] for m in SHOWN if m in own["all"]} for name, own in figures.items()

@@ -33,7 +33,7 @@ class Adaptive:
     def by_degree(cls, x: Tensor, edge_index: Edges) -> "Adaptive":
         """An edge matters by its ends' mean degree, a feature by the degrees of its nodes.
 
-        Logarithms of both, as in the paper (arXiv 2010.14945), so that hubs do not rule alone.
+        Logarithms of both, as in the paper (arXiv 2010.14945), so that hubs do not dominate.
         """
         degrees = degree(edge_index[1], len(x), dtype=torch.float32)
         ends = degrees[edge_index].mean(dim=0)

@@ -30,6 +30,9 @@ class SentenceConfig(TrainConfig):
     rest are paired with a noisy copy of themselves."""
     mined_among: int = 8
     """Mined positives are among so many nearest; the nearer, the likelier."""
+    mined_negatives: bool = False
+    """Where some examples have a hard negative, also give those without one the farthest of their
+    anchor's neighbours."""
     passages: bool | None = None
     """Whether texts are documents, each paired with its own sentences; None finds out."""
     correlation: float = 30.0

@@ -113,8 +113,8 @@ class Examples:
     """Anchors, positives and hard negatives of a batch; what nobody has given is mined.
 
     An example without a positive gets one of its anchor's nearest others, or the anchor itself,
-    which dropout makes another view. Where any example has a hard negative, one without gets the
-    farthest of its anchor's neighbours.
+    which dropout makes another view. Where any example has a hard negative, one without gets
+    its own positive, which counts as none, or the farthest of its anchor's neighbours.
 
     Args:
         h: The encoder's features of all sentences.
@@ -141,8 +141,10 @@ class Examples:
         if len(others) > 1:
             negatives = others[1]
             if (negatives < 0).any():
-                far = self.around.nearest[anchors, -1]
-                negatives = torch.where(negatives < 0, far, negatives)
+                # Its own positive is a rival of all other anchors: `contrast` spares its own.
+                mine = self.config.mined_negatives
+                none = self.around.nearest[anchors, -1] if mine else positives
+                negatives = torch.where(negatives < 0, none, negatives)
             columns.append(negatives)
         return columns
 

@@ -1,5 +1,6 @@
 """Texts to train on, by name or file: broad ones, captions, documents to be searched, your own."""
 
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any, Literal
 
 from ncl_multi import data
 from ncl_multi.adapters.sentence.corpus import Corpus
-from ncl_multi.data.fetch import say
 from ncl_multi.data.tables import read_table
+
+log = logging.getLogger(__name__)
 
 Scored = Literal["stsb", "none"]
 NAMES = ("broad", "wordnet", "snli", "cranfield")
@@ -49,7 +51,9 @@ def read_corpus(
         first, second, scores = data.stsb("train")
         pairs = list(zip(zip(first, second, strict=True), scores, strict=True))
         kept = [pair for pair in pairs if not judged & _plains(pair[0])]
-        say(f"left out {len(pairs) - len(kept)} scored pairs with sentences that are judged")
+        log.warning(
+            f"left out {len(pairs) - len(kept)} scored pairs with sentences that are judged"
+        )
         pairs = kept
     return Corpus.mixed(kinds, pairs, name=source)
 
@@ -66,15 +70,17 @@ def read_examples(source: str | Path, columns: Sequence[str] | None = None) -> l
         documents = data.collection(source).documents
         texts = [text for text in documents if text]
         if len(texts) < len(documents):
-            say(f"left out {len(documents) - len(texts)} documents without text")
+            log.warning(f"left out {len(documents) - len(texts)} documents without text")
         return texts
     if columns and len(columns) > 3:
         raise ValueError(f"examples have one to three columns; got {', '.join(columns)}")
     table = read_table(source, columns=columns, known=NAMES)
-    say(table.describe())
+    log.info(table.describe())
     judged = [name for name in table.unused if name.lower() in _JUDGEMENTS]
     if len(table.columns) > 1 and judged:
-        say(f"every row counts as a match, whatever its {judged[0]}: keep only rows that match")
+        log.warning(
+            f"every row counts as a match, whatever its {judged[0]}: keep only rows that match"
+        )
     return [row[0] for row in table.rows] if len(table.columns) == 1 else table.rows
 
 
@@ -125,7 +131,7 @@ def _judged() -> set[str]:
     try:
         pairs += [data.sick(split) for split in ("train", "trial")]
     except FileNotFoundError:
-        say("SICK is not in NCL_DATA: its sentences cannot be left out")
+        log.warning("SICK is not in NCL_DATA: its sentences cannot be left out")
     return {plain(text) for first, second, _ in pairs for text in (*first, *second)}
 
 

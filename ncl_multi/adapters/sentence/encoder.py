@@ -205,7 +205,7 @@ def checked(row: int, item: Any, tower: Tower) -> Any:
         try:
             item.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"row {row} is no valid Unicode: {error}") from error
+            raise ValueError(f"row {row} is not valid Unicode: {error}") from error
         return item
     return _checked_image(row, item)
 
@@ -229,7 +229,8 @@ def _checked_image(row: int, item: Any) -> Any:
     if not isinstance(item, np.ndarray | Tensor) or item.ndim != 3 or 3 not in item.shape:
         got = tuple(item.shape) if hasattr(item, "shape") else type(item).__name__
         raise ValueError(
-            f"row {row} is no image; got {got}. Give a PIL image, a file, or an array of 3 channels"
+            f"row {row} is not an image; got {got}. Give a PIL image, a file, or an array of "
+            "3 channels"
         )
     return item
 
@@ -292,7 +293,7 @@ def _auto_model(config: Any) -> Any:
 
 
 def _is_stock(name: str) -> bool:
-    """Whether it is a sentence-transformers model, with pooling of its own."""
+    """Whether it is a sentence-transformers model, with its own pooling."""
     if Path(name).is_dir():
         return (Path(name) / "modules.json").is_file()
     found = transformers.utils.cached_file(

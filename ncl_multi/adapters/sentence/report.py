@@ -1,5 +1,6 @@
 """What a sentence run is worth: readable dimensions, and quality at k active entries."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +23,14 @@ from ncl_multi.adapters.sentence.export import export_onnx, export_sentence_tran
 from ncl_multi.adapters.sentence.model import NonNegEncoder
 from ncl_multi.adapters.sentence.objective import SparseAutoencoder
 from ncl_multi.codes.features import Features, to_csr
-from ncl_multi.data.fetch import say
 from ncl_multi.data.words import CATEGORIES
 from ncl_multi.files import link_equal_files
 from ncl_multi.head import top_k
 from ncl_multi.metrics import alive, ndcg_at_k, readable, spearman
 from ncl_multi.report import table, write_json
 from ncl_multi.training.batches import Rows
+
+log = logging.getLogger(__name__)
 
 ACTIVE = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of active entries that are compared."""
@@ -70,14 +72,14 @@ class TextBenchmarks:
             try:
                 first, second, scores = getattr(data, benchmark)(split)
             except FileNotFoundError as error:
-                say(f"not measured: {error}")
+                log.warning(f"not measured: {error}")
                 continue
             compared[name] = embed(first), embed(second), torch.tensor(scores)
         for name in collections:
             try:
                 found = data.collection(name)
             except FileNotFoundError as error:
-                say(f"not measured: {error}")
+                log.warning(f"not measured: {error}")
                 continue
             relevant = lil_array((len(found.queries), len(found.documents)))
             for query, rows in enumerate(found.relevant):
@@ -145,7 +147,7 @@ def write_report(
         judged = TextBenchmarks.of(partial(cached_features, ours, precision=precision))
         measured = quality(judged, {"ncl": whole_codes(ours), **others})
         table("quality at k active entries", {m: row["test"] for m, row in measured.items()})
-        print(f"the same as a plot: {plot(measured, out / 'quality.png')}")
+        log.info("the same as a plot: %s", plot(measured, out / "quality.png"))
         figures |= measured
     write_json(out / "metrics.json", figures)
     for name, model in models.items():

@@ -14,7 +14,7 @@ class VisionConfig(TrainConfig):
 
     loss: Loss = "info_nce"
     """SimCLR's loss, or the spectral one on codes of squared length 2 / temperature."""
-    temperature: float = 0.13
+    temperature: float = 0.2
     """Divides the cosines."""
     jitter: float = 0.4
     """Strength of the colour changes."""
@@ -26,7 +26,7 @@ class VisionConfig(TrainConfig):
     """Processes that decode images of a folder or the hub."""
     free: ClassVar[tuple[str, ...]] = (*TrainConfig.free, "workers")
     epochs: int = 7
-    batch_size: int = 128
+    batch_size: int = 256
     lr: float = 2e-3
 
 
@@ -35,4 +35,3 @@ class ClassifierConfig(VisionConfig):
     """How a `NonNegClassifier` is trained."""
 
     epochs: int = 5
-    batch_size: int = 256

@@ -291,7 +291,7 @@ def backbone(name: str, size: int, pretrained: bool = False) -> nn.Module:
 def lars(
     lr: float, weight_decay: float, batch_size: int
 ) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """SimCLR's optimiser, for `fit`: a learning rate for 256 rows, biases and norms left alone."""
+    """SimCLR's optimiser, for `fit`: a learning rate for 256 rows, without biases and norms."""
 
     def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         weights = list(weights)
@@ -307,7 +307,11 @@ def lars(
 
 
 def _small_resnet() -> nn.Module:
-    """Three residual blocks of 64, 128 and 256 channels, the first on 8x8 of 32x32 pixels."""
+    """A 3x3 stem of 32 channels, max-pooling by 2, residual blocks of 64, 128 and 256 channels.
+
+    The blocks give 8x8, 4x4 and 2x2 of 32x32 pixels. Pooling comes before the first BatchNorm,
+    which then has a quarter of the work.
+    """
     from timm.models.resnet import BasicBlock, ResNet
 
     block: Any = BasicBlock
@@ -315,7 +319,7 @@ def _small_resnet() -> nn.Module:
         block, (1, 1, 1, 1), num_classes=0, channels=(32, 64, 128, 256), stem_type="deep",
         stem_width=16,
     )  # fmt: skip
-    model.conv1 = nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False)
+    model.conv1 = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.MaxPool2d(2))
     model.maxpool, model.layer1 = nn.Identity(), nn.Identity()
     return model
 

@@ -41,8 +41,11 @@ def write_report(
         model.figures = {f"{measure}, test": round(value, 4) for measure, value in row.items()}
         model.save_pretrained(folder / "model")
     write_json(out / "metrics.json", figures)
-    measures = next(iter(figures.values()))["test"]
-    by_measure = {m: {name: own["test"][m] for name, own in figures.items()} for m in measures}
+    measures = dict.fromkeys(m for row in figures.values() for m in row["test"])
+    by_measure = {
+        m: {name: row["test"][m] for name, row in figures.items() if m in row["test"]}
+        for m in measures
+    }
     table(f"{train.name}, {len(train)} images, test split", by_measure)
     return figures
 

@@ -1,0 +1,86 @@
+"""How long does `SparseCoder` take to fit and to encode, and how much memory?
+
+Usage:
+    python evals/speed/coder.py
+    python evals/speed/coder.py --rows 10000000 --fit-steps 20    # a memmap of 15 GB on disk
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tyro
+from measure import apart, forget_peak, resident_mb
+
+
+def coder(
+    rows: int = 100_000,
+    width: int = 384,
+    dims: int = 2048,
+    k: int = 32,
+    fit_steps: int | None = None,
+    folder: Path | None = None,
+    out: Path = Path("runs/speed/coder.json"),
+) -> None:
+    """Seconds and memory beyond the data of `fit`, rows a second and memory of `stream`.
+
+    Args:
+        rows: How many embeddings: noise around centres, float32, in a memmap.
+        width: Width of the embeddings.
+        dims: Width of the codes.
+        k: Entries kept of a row.
+        fit_steps: Training steps; none for the estimator's default.
+        folder: Where the memmap is written; none for a temporary folder.
+        out: File for the figures.
+    """
+    from ncl_multi.report import table, write_json
+
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        path = Path(name) / "x.npy"
+        _write(path, rows, width)
+        row = apart(_cost, path, dims, k, fit_steps)
+    table(f"{rows:,} x {width} embeddings", {"ours": row})
+    write_json(out, row)
+
+
+def _write(path: Path, rows: int, width: int) -> None:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    centres = draw.standard_normal((1000, width), dtype=np.float32)
+    x = np.lib.format.open_memmap(path, "w+", np.float32, (rows, width))
+    for start in range(0, rows, 50_000):
+        part = x[start : start + 50_000]
+        part[:] = centres[draw.integers(1000, size=len(part))]
+        part += draw.standard_normal(part.shape, dtype=np.float32)
+    x.flush()
+
+
+def _cost(path: Path, dims: int, k: int, steps: int | None) -> dict[str, float]:
+    import numpy as np
+
+    import ncl_multi as ncl
+
+    x = np.load(path, mmap_mode="r")
+    options: dict[str, Any] = {} if steps is None else {"steps": steps}
+    model = ncl.SparseCoder(dims, k, random_state=0, **options)
+    # The first rows load what is loaded once.
+    ncl.SparseCoder(64, 8, steps=1).fit(np.array(x[:200]))
+    before, start = resident_mb("VmRSS"), time.perf_counter()
+    forget_peak()
+    model.fit(x)
+    fitted, peak = time.perf_counter() - start, resident_mb("VmHWM")
+    row = {"rows": len(x), "fit seconds": fitted, "fit extra MB": peak - before}
+    before, start, done = resident_mb("RssAnon"), time.perf_counter(), 0
+    forget_peak()
+    most = 0.0
+    for codes in model.stream(x):
+        done += codes.shape[0]
+        most = max(most, resident_mb("RssAnon"))
+    took = time.perf_counter() - start
+    return row | {"rows/s": done / took, "stream extra MB": most - before}
+
+
+if __name__ == "__main__":
+    tyro.cli(coder)
