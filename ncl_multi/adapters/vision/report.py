@@ -39,7 +39,9 @@ def write_report(
         row = measure(model, train, test, folder)
         figures[name] = {"test": row}
         model.figures = {f"{measure}, test": round(value, 4) for measure, value in row.items()}
-        model.save_pretrained(folder / "model")
+        # The network before its first step is a row of the table, not a model to load.
+        if model.trained:
+            model.save_pretrained(folder / "model")
     write_json(out / "metrics.json", figures)
     measures = dict.fromkeys(m for row in figures.values() for m in row["test"])
     by_measure = {
