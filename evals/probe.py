@@ -121,7 +121,7 @@ def fine_tuned(cfg: Config) -> dict[str, float]:
 
 def labels(features: Features, path: Path) -> Any:
     if features.y is None or features.y.ndim != 1:
-        raise ValueError(f"a probe needs one label a row; {path} has none")
+        raise ValueError(f"a probe needs one label per row; {path} has none")
     return features.y
 
 

@@ -91,7 +91,7 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
     sides = [queries] if items is None else [queries, items]
     if any(side.y is None or side.y.ndim != 1 for side in sides):
         raise ValueError(
-            "search by label needs one label a row in each file; at least one file has none. "
+            "search by label needs one label per row in each file; at least one file has none. "
             "Give --judgements, or two files with --right row"
         )
     return queries.y if items is None else (queries.y, items.y)

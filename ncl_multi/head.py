@@ -281,7 +281,7 @@ class NonNegHead(nn.Module):
 
 @torch.no_grad()
 def sparse_axes(x: Float[Tensor, "n d"], steps: int = 60) -> Float[Tensor, "d d"]:
-    """The rotation, an axis a row, that makes unit rows sparse: their fourth powers are largest.
+    """The rotation, one axis per row, that makes unit rows sparse: their fourth powers are largest.
 
     As in varimax and independent component analysis. Each step is the best rotation towards the
     gradient.

@@ -1,6 +1,6 @@
 """Why two items match, what a dimension means, and how to search without it.
 
-The cosine of two non-negative codes is a sum of non-negative parts, one a shared dimension, so a
+The cosine of two non-negative codes is a sum of non-negative parts, one per shared dimension, so a
 match can be taken apart exactly. Signed codes cannot: their parts cancel.
 """
 
