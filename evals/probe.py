@@ -11,7 +11,6 @@ Files of corrupted pictures and of other sets are given as `--shifted` and `--tr
 `--corrupt` makes the former from a model and its data.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ def labels(features: Features, path: Path) -> Any:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     test = Features.load(cfg.test)
     row = evaluate(Features.load(cfg.train), test, cfg)
@@ -136,9 +135,7 @@ def main(cfg: Config) -> None:
     table(f"Accuracy, {output}: {cfg.test}", {name: {"accuracy": got} for name, got in row.items()})
     about = {name: value for name, value in test.about.items() if name != "classes"}
     whole = about | {"train": str(cfg.train), "test": str(cfg.test)} | row
-    print(json.dumps(whole, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, whole)
+    print_json(whole, cfg.out)
 
 
 if __name__ == "__main__":

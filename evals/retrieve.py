@@ -6,7 +6,6 @@ Usage:
     python evals/retrieve.py queries.safetensors documents.safetensors --judgements right.tsv
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,7 +97,7 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     queries = Features.load(cfg.queries)
     items = None if cfg.items is None else Features.load(cfg.items)
@@ -106,9 +105,7 @@ def main(cfg: Config) -> None:
     table(f"Search: {cfg.queries} in {cfg.items or 'itself'}, by entries kept", rows)
     about = {name: value for name, value in queries.about.items() if name != "classes"}
     whole = about | {"queries_file": str(cfg.queries), "items_file": str(cfg.items), "kept": rows}
-    print(json.dumps(whole, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, whole)
+    print_json(whole, cfg.out)
 
 
 if __name__ == "__main__":
