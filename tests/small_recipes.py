@@ -13,7 +13,8 @@ import torch
 ROOT = Path(__file__).parent.parent
 SHARED = ("--device", "cpu", "--checkpoint-every", "2", "--log-every", "5")
 PICTURES = (
-    "--data", "digits", "--images", "128", "--size", "8", "--dims", "32", "--hidden-dim", "16",
+    "--data", "digits", "--images", "128", "--size", "8", "--model", "test_resnet", "--dims", "32",
+    "--hidden-dim", "16",
 )  # fmt: skip
 SMALL = {
     "clip_ncl": ("--dims", "64", "--k", "8", "--data", "{here}/pairs", "--model", "hf:{here}/clip"),
