@@ -22,7 +22,12 @@ Start = Literal["axes", "clusters"]
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The options of a `NonNegHead`, which explains them."""
+    """The options of a `NonNegHead`, which explains them.
+
+    Example:
+        >>> HeadOptions(2048, k=32).build(384).out_dim
+        2048
+    """
 
     dims: int
     hidden_dim: int | None = None

@@ -17,7 +17,12 @@ Config = TypeVar("Config", bound="TrainConfig")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What every recipe can be told about training."""
+    """What every recipe can be told about training.
+
+    Example:
+        >>> TrainConfig(epochs=3).for_rows(100, "texts").batch_size
+        100
+    """
 
     out: Path | None = None
     """Folder of the run; None trains in memory and writes nothing."""
