@@ -69,21 +69,24 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.clip.load import load_towers
     from ncl_multi.adapters.clip.report import write_report
     from ncl_multi.atlas.page import write_atlas
+    from ncl_multi.training.config import fitting_sizes
 
     splits = read_pairs(cfg.data)
     if cfg.validation:
         rest, held = splits["train"].hold_out(cfg.validation)
         splits = {"train": rest, "validation": held}
+    # Before fewer are taken for a short run, which more steps may extend.
+    dims, k = fitting_sizes(cfg.dims, cfg.k, len(splits["train"]), "images with captions")
     if cfg.rows_seen is not None:
         splits = {name: pairs.at_most(cfg.rows_seen) for name, pairs in splits.items()}
     model = ncl.NonNegClip(
         load_towers(cfg.model, image_size=cfg.image_size),
-        cfg.dims,
+        dims,
         shared=cfg.shared,
         hidden_dim=cfg.hidden_dim,
         activation=cfg.activation,
         density=cfg.density,
-        k=cfg.k,
+        k=k,
         spectral=cfg.spectral,
         dropout=cfg.dropout,
         temperature=cfg.temperature,

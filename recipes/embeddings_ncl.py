@@ -52,14 +52,15 @@ def main(cfg: Config) -> None:
     from ncl_multi.data.shards import Shards
     from ncl_multi.metrics import readable
     from ncl_multi.report import table, write_json
+    from ncl_multi.training.config import fitting_sizes
 
     source = [*cfg.x]
     rows = len(Shards(source))
     items, labels = (_lines(path, rows) for path in (cfg.items, cfg.labels))
+    dims, k = fitting_sizes(cfg.dims, cfg.k, rows, "embeddings")
     coder = ncl.SparseCoder(
-        min(cfg.dims, 8 * rows), min(cfg.k, cfg.dims), idf=cfg.idf, steps=cfg.steps, verbose=True,
-        random_state=cfg.seed,
-    ).fit(source, other=cfg.other)  # fmt: skip
+        dims, k, idf=cfg.idf, steps=cfg.steps, verbose=True, random_state=cfg.seed
+    ).fit(source, other=cfg.other)
     if items is not None:
         coder.name(items)
     chosen = np.unique(np.linspace(0, rows - 1, min(rows, cfg.shown)).astype(int))

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 LEAST_ROWS = 10
 """Fewer rows than these are not trained on: there is next to nothing to contrast a row with."""
 Config = TypeVar("Config", bound="TrainConfig")
+Active = TypeVar("Active", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,28 @@ class TrainConfig:
             raise ValueError(f"training needs at least {LEAST_ROWS} {items}; got {count}")
         most = max(1, count // _processes())
         # A graph's batch may be None: all nodes.
-        if self.batch_size is not None and self.batch_size <= most:
-            return self
-        if self.batch_size is not None and os.environ.get("RANK", "0") == "0":
-            said = f"batch_size lowered from {self.batch_size} to {most}: there are {count} {items}"
-            log.warning(said)
-        return replace(self, batch_size=most)
+        size = (
+            most
+            if self.batch_size is None
+            else _lowered("batch_size", self.batch_size, most, count, items)
+        )
+        return self if size == self.batch_size else replace(self, batch_size=size)
+
+
+def fitting_sizes(dims: int, k: Active, count: int, items: str = "rows") -> tuple[int, Active]:
+    """Width and active entries that so many rows can fill; a change is said.
+
+    At most one dimension for every five rows: those of wide codes of few rows repeat each other, or
+    fire for next to no row. At most an eighth of the dimensions are active, or four.
+
+    Example:
+        >>> fitting_sizes(1024, 16, 24_000)
+        (1024, 16)
+        >>> fitting_sizes(1024, 16, 500)
+        (100, 12)
+    """
+    dims = _lowered("dims", dims, max(LEAST_ROWS, count // 5), count, items)
+    return dims, k if k is None else _lowered("k", k, max(4, dims // 8), count, items)
 
 
 def command_line(presets: Mapping[str, Config]) -> Config:
@@ -125,6 +142,13 @@ def command_line(presets: Mapping[str, Config]) -> Config:
     name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
     config = presets.get(name, presets[names[0]])
     return tyro.cli(type(config), default=config)
+
+
+def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
+    """A size that is no larger than it may be; a change is said once."""
+    if value > most and os.environ.get("RANK", "0") == "0":
+        log.warning(f"{name} lowered from {value} to {most}: there are {count} {items}")
+    return min(value, most)
 
 
 def _processes() -> int:
