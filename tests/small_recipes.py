@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -44,11 +43,7 @@ def lay_out(here: Path) -> None:
     import transformers
     from PIL import Image
     from tokenizers import Tokenizer, models, pre_tokenizers
-
-    with warnings.catch_warnings():
-        # PyG's import warns of torch.jit, as of the future or as deprecated.
-        warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated")
-        from torch_geometric.data import Data
+    from torch_geometric.data import Data
 
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(0)
