@@ -32,8 +32,8 @@ class Config(ClipConfig):
     """Side of the images in pixels; None for the tower's own."""
     # Width, k, start and spectral: the purest dimensions that retrieve as well as 102 active
     # entries from a random start, chosen by evals/choose_clip.py on held-out training emoji.
-    dims: int = 1024
-    """Number of non-negative dimensions."""
+    dims: int | None = None
+    """Number of non-negative dimensions; None for 1,024, fewer for less than 5,120 images."""
     shared: bool = False
     """One head for both sides."""
     hidden_dim: int | None = None
@@ -76,7 +76,8 @@ def main(cfg: Config) -> None:
         rest, held = splits["train"].hold_out(cfg.validation)
         splits = {"train": rest, "validation": held}
     # Before fewer are taken for a short run, which more steps may extend.
-    dims, k = fitting_sizes(cfg.dims, cfg.k, len(splits["train"]), "images with captions")
+    count = len(splits["train"])
+    dims, k = fitting_sizes(cfg.dims, cfg.k, count, "images with captions", most=1024)
     if cfg.rows_seen is not None:
         splits = {name: pairs.at_most(cfg.rows_seen) for name, pairs in splits.items()}
     model = ncl.NonNegClip(

@@ -31,8 +31,8 @@ class Config:
     """The class of each row, one line per row: measured, never trained on."""
     other: Path | None = None
     """Embeddings of the same items from another space, as captions of images."""
-    dims: int = 2048
-    """Width of the codes."""
+    dims: int | None = None
+    """Width of the codes; None for 2,048, less for fewer than 10,240 rows."""
     k: int = 32
     """Active entries of a code."""
     idf: bool = False
@@ -57,7 +57,7 @@ def main(cfg: Config) -> None:
     source = [*cfg.x]
     rows = len(Shards(source))
     items, labels = (_lines(path, rows) for path in (cfg.items, cfg.labels))
-    dims, k = fitting_sizes(cfg.dims, cfg.k, rows, "embeddings")
+    dims, k = fitting_sizes(cfg.dims, cfg.k, rows, "embeddings", most=2048)
     coder = ncl.SparseCoder(
         dims, k, idf=cfg.idf, steps=cfg.steps, verbose=True, random_state=cfg.seed
     ).fit(source, other=cfg.other)

@@ -34,8 +34,8 @@ class Config(VisionConfig):
     """Side of the images in pixels."""
     model: str = "resnet-small"
     """A timm model, `torchvision/<name>`, or `resnet-small`."""
-    dims: int = 512
-    """Number of non-negative dimensions."""
+    dims: int | None = None
+    """Number of non-negative dimensions; None for 512, fewer for less than 2,560 images."""
     hidden_dim: int | None = 512
     """Width of the projector's hidden layer; None for a linear head."""
     activation: Activation = "relu"
@@ -99,7 +99,7 @@ def main(cfg: Config) -> None:
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
     test = data.images(cfg.data, "test", size=cfg.size)
-    dims, k = fitting_sizes(cfg.dims, cfg.k, len(train), "images")
+    dims, k = fitting_sizes(cfg.dims, cfg.k, len(train), "images", most=512)
     model = ncl.NonNegVision(
         cfg.model,
         dims,

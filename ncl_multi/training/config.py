@@ -116,20 +116,27 @@ class TrainConfig:
         return self if size == self.batch_size else replace(self, batch_size=size)
 
 
-def fitting_sizes(dims: int, k: Active, count: int, items: str = "rows") -> tuple[int, Active]:
-    """Width and active entries that so many rows can fill; a change is said.
+def fitting_sizes(
+    dims: int | None, k: Active, count: int, items: str = "rows", *, most: int
+) -> tuple[int, Active]:
+    """Width and active entries for so many rows; a width that was asked for stays as it is.
 
-    At most one dimension for every five rows: those of wide codes of few rows repeat each other, or
-    fire for next to no row. At most an eighth of the dimensions are active, or four.
+    Else it is `most`, but at most one dimension for every five rows, of which an eighth is active:
+    dimensions of wide codes of few rows repeat each other, or fire for next to no row.
 
     Example:
-        >>> fitting_sizes(1024, 16, 24_000)
+        >>> fitting_sizes(None, 16, 24_000, most=1024)
         (1024, 16)
-        >>> fitting_sizes(1024, 16, 500)
+        >>> fitting_sizes(None, 16, 500, most=1024)
         (100, 12)
     """
-    dims = _lowered("dims", dims, max(LEAST_ROWS, count // 5), count, items)
-    return dims, k if k is None else _lowered("k", k, max(4, dims // 8), count, items)
+    fitting = max(LEAST_ROWS, count // 5)
+    if dims is None:
+        dims = _lowered("dims", most, fitting, count, items)
+        return dims, k if k is None else _lowered("k", k, max(4, dims // 8), count, items)
+    if dims > fitting and os.environ.get("RANK", "0") == "0":
+        log.warning(f"{dims} dims are many for {count} {items}: most fire for next to none of them")
+    return dims, k
 
 
 def command_line(presets: Mapping[str, Config]) -> Config:

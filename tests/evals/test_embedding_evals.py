@@ -34,10 +34,10 @@ def test_the_recipe_writes_a_run_about_the_given_rows(here, capsys):
     recipe = script("recipes/embeddings_ncl.py")
     cfg = recipe["Config"](
         x=(here / "x.npy",), out=here / "run", items=here / "items.txt",
-        labels=here / "labels.txt", dims=32, k=4, steps=5,
+        labels=here / "labels.txt", k=4, steps=5,
     )  # fmt: skip
     recipe["main"](cfg)
-    assert "dims lowered from 32 to 24: there are 120 embeddings" in capsys.readouterr().err
+    assert "dims lowered from 2048 to 24: there are 120 embeddings" in capsys.readouterr().err
     figures = json.loads((here / "run/metrics.json").read_text())["ncl"]["train"]
     assert figures["rows"] == 120
     assert 0 < figures["purity_at_10"] <= 1
