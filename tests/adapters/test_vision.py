@@ -311,6 +311,7 @@ def test_the_forward_stays_on_its_device(activation):
 
 
 TINY = {"data": "digits", "images": 256, "size": 8, "batch_size": 64, "dims": 32, "hidden_dim": 16}
+TINY |= {"model": "test_resnet"}
 TINY |= {"steps": 20, "checkpoint_every": 4, "log_every": 5, "twin": False, "device": "cpu"}
 
 
@@ -348,21 +349,6 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
-def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed, one_thread, capfd):
-    process = start_recipe(tmp_path)
-    wait_for(tmp_path / "checkpoint.pt", process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (tmp_path / "model").exists()
-    assert run_here(tmp_path) == undisturbed
-    assert "resuming" in capfd.readouterr().err
-    steps = [
-        json.loads(line)["step"] for line in (tmp_path / "train.jsonl").read_text().splitlines()
-    ]
-    assert steps == [5, 10, 15, 20]
-
-
-@pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, undisturbed, one_thread):
     process = start_recipe(tmp_path)
     wait_for(tmp_path / "checkpoint.pt", process)
@@ -372,7 +358,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, undisturbed, one_thread):
     assert "run the same command again to resume" in said
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
     assert 4 <= saved < 20
+    assert not (tmp_path / "model").exists()
     assert run_here(tmp_path) == undisturbed
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 10, 15, 20]
 
 
 def test_two_processes_train_one_model(tmp_path):
