@@ -90,6 +90,20 @@ def user_data(name: str) -> Path | None:
     return found if found and found.exists() else None
 
 
+def user_files(what: str, *names: str) -> list[Path]:
+    """Files of NCL_DATA, of a set that comes in no package; an error says which are missing."""
+    found = [user_data(name) for name in names]
+    there = [path for path in found if path and path.is_file()]
+    if len(there) < len(names):
+        missing = [name for name, path in zip(names, found, strict=True) if path not in there]
+        raise FileNotFoundError(
+            f"{what} comes in no package: set NCL_DATA to a folder that contains "
+            f"{', '.join(missing)}"
+        )
+    log.info(f"{what} from {there[0].parent}")
+    return there
+
+
 def digest(path: Path, like: str) -> str:
     """The hash of a file, in the form of `like`."""
     name = like[:6]

@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncl_multi.data.fetch import user_data
+from ncl_multi.data.fetch import user_data, user_files
 from ncl_multi.files import read_bytes
 
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 2**30
-_FILES = ("cran.all.1400.xml", "cran.qry.xml", "cranqrel.trec.txt")
+_FILES = (
+    "cranfield/cran.all.1400.xml", "cranfield/cran.qry.xml", "cranfield/cranqrel.trec.txt",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,8 @@ class Retrieval:
 
 def cranfield() -> Retrieval:
     """1,400 abstracts on aerodynamics, 225 queries."""
-    root = user_data("cranfield")
-    missing = [name for name in _FILES if not (root and (root / name).is_file())]
-    if root is None or missing:
-        raise FileNotFoundError(
-            f"Cranfield is not in a package: set NCL_DATA to a folder that contains "
-            f"{', '.join(f'cranfield/{name}' for name in missing)}"
-        )
-    log.info(f"cranfield from {root}")
-    documents, queries, judgements = (
-        read_bytes(root / name, _MOST_BYTES).decode() for name in _FILES
-    )
+    paths = user_files("Cranfield", *_FILES)
+    documents, queries, judgements = (read_bytes(path, _MOST_BYTES).decode() for path in paths)
     texts = dict(re.findall(r"<docno>\s*(\d+)\s*</docno>.*?<text>(.*?)</text>", documents, re.S))
     row = {number: index for index, number in enumerate(texts)}
     asked = re.findall(r"<top>.*?<title>(.*?)</title>", queries, re.S)

