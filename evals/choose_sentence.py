@@ -68,10 +68,10 @@ def prepared(cfg: Config) -> tuple[Any, Any, Any]:
     """Texts, their features, and what is judged."""
     import ncl_multi as ncl
     from ncl_multi.adapters.sentence.corpus import cached_features
-    from ncl_multi.adapters.sentence.data import read_corpus, read_encoder
+    from ncl_multi.adapters.sentence.data import read_corpus
     from ncl_multi.adapters.sentence.report import TextBenchmarks
 
-    embed = partial(cached_features, ncl.wrap(read_encoder(cfg.model)), precision="bf16")
+    embed = partial(cached_features, ncl.wrap(cfg.model), precision="bf16")
     corpus = read_corpus("broad", cfg.limit)
     judged = TextBenchmarks.of(embed, ("stsb_dev", "sick_train"), ("cisi",))
     return corpus, embed(corpus.sentences), judged
