@@ -118,7 +118,7 @@ def train_heads(cfg: Config, setting: dict[str, Any], train: "TowerFeatures", se
 def compare(cfg: Config, setting: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
     """One row of the table: the mean over seeds, and the stability of each seed and the next."""
     from ncl_multi.adapters.clip.report import both_ways, codes
-    from ncl_multi.metrics.readability import class_consistency, distinct, purity, stability
+    from ncl_multi.metrics import class_consistency, distinct, purity, stability
 
     heads = [train_heads(cfg, setting, splits["train"], seed) for seed in cfg.seeds]
     row = dict(setting)

@@ -42,7 +42,7 @@ class Config:
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
     jobs: int | None = None
-    """Parts that run side by side; None for one a core, and one where there is a GPU."""
+    """Parts that run side by side; None for one per core, and one where there is a GPU."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of training."""
 

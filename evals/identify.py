@@ -2,8 +2,8 @@
 
 Items are drawn from overlapping classes; two items of one class are a pair. The best non-negative
 features are then P(class | x) / sqrt(P(class)), in any order (NCL, theorem 5), while signed ones
-are as good after any rotation. Both are trained with the same loss, from the same start; beside
-them stands scikit-learn's NMF on the exact co-occurrence matrix.
+are as good after any rotation. Both are trained with the same loss, from the same start, and
+compared with scikit-learn's NMF on the exact co-occurrence matrix.
 
 Usage:
     python evals/identify.py

@@ -34,7 +34,7 @@ def evaluate(features: Features, *, labels: bool = True) -> dict[str, Any]:
 
     if labels and (features.y is None or features.y.ndim != 1):
         raise ValueError(
-            "class consistency needs one label a row; this feature file has none. "
+            "class consistency needs one label per row; this feature file has none. "
             "Leave it out with --no-labels"
         )
     about = {name: value for name, value in features.about.items() if name != "classes"}

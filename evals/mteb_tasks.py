@@ -9,7 +9,6 @@ Usage:
     python evals/mteb_tasks.py runs/sentence_ncl --tasks STS16 Banking77Classification --active 32
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +119,7 @@ def main(cfg: Config) -> None:
         raise ModuleNotFoundError("needs mteb: pip install 'ncl-multi[mteb]'") from error
     from sentence_transformers import SparseEncoder
 
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     folder = cfg.run / "sentence_transformers" / "sparse_encoder"
     folder = folder if folder.is_dir() else cfg.run
@@ -138,9 +137,7 @@ def main(cfg: Config) -> None:
         rows[name] = {judge.metadata.main_score: scores.get_score()}
     active = {"active": model.max_active_dims or model.get_embedding_dimension()}
     table(f"mteb {mteb.__version__}: {folder}", rows)
-    print(json.dumps(active | rows))
-    if cfg.out is not None:
-        write_json(cfg.out, active | rows)
+    print_json(active | rows, cfg.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Files of corrupted pictures and of other sets are given as `--shifted` and `--tr
 `--corrupt` makes the former from a model and its data.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,12 +120,12 @@ def fine_tuned(cfg: Config) -> dict[str, float]:
 
 def labels(features: Features, path: Path) -> Any:
     if features.y is None or features.y.ndim != 1:
-        raise ValueError(f"a probe needs one label a row; {path} has none")
+        raise ValueError(f"a probe needs one label per row; {path} has none")
     return features.y
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     test = Features.load(cfg.test)
     row = evaluate(Features.load(cfg.train), test, cfg)
@@ -136,9 +135,7 @@ def main(cfg: Config) -> None:
     table(f"Accuracy, {output}: {cfg.test}", {name: {"accuracy": got} for name, got in row.items()})
     about = {name: value for name, value in test.about.items() if name != "classes"}
     whole = about | {"train": str(cfg.train), "test": str(cfg.test)} | row
-    print(json.dumps(whole, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, whole)
+    print_json(whole, cfg.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Usage:
     python evals/retrieve.py queries.safetensors documents.safetensors --judgements right.tsv
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,14 +90,14 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
     sides = [queries] if items is None else [queries, items]
     if any(side.y is None or side.y.ndim != 1 for side in sides):
         raise ValueError(
-            "search by label needs one label a row in each file; at least one file has none. "
+            "search by label needs one label per row in each file; at least one file has none. "
             "Give --judgements, or two files with --right row"
         )
     return queries.y if items is None else (queries.y, items.y)
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     queries = Features.load(cfg.queries)
     items = None if cfg.items is None else Features.load(cfg.items)
@@ -106,9 +105,7 @@ def main(cfg: Config) -> None:
     table(f"Search: {cfg.queries} in {cfg.items or 'itself'}, by entries kept", rows)
     about = {name: value for name, value in queries.about.items() if name != "classes"}
     whole = about | {"queries_file": str(cfg.queries), "items_file": str(cfg.items), "kept": rows}
-    print(json.dumps(whole, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, whole)
+    print_json(whole, cfg.out)
 
 
 if __name__ == "__main__":

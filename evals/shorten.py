@@ -96,7 +96,7 @@ def evaluate(
         raise ValueError(f"numbers to keep must lie in 1..{d}, the width; got {keep}")
     for name, (a, b) in sets.items():
         if a.y is None or b.y is None or a.y.ndim != 1 or b.y.ndim != 1:
-            raise ValueError(f"{name} needs one label a row in both files; one has none")
+            raise ValueError(f"{name} needs one label per row in both files; one has none")
         if (a.dims, b.dims) != (d, d):
             raise ValueError(f"all files must be {d} wide, of one model; got {a.dims}, {b.dims}")
     rows = {"all": {"rule": "all", "kept": d} | measure(sets, torch.arange(d))}

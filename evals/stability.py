@@ -5,7 +5,6 @@ Usage:
     python evals/stability.py a/style_image_head.safetensors b/style_image_head.safetensors
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     rows = {
         name: evaluate(*map(Features.load, files))
@@ -75,9 +74,7 @@ def main(cfg: Config) -> None:
     }
     table(f"Do {cfg.first} and {cfg.second} find the same dimensions?", rows)
     whole = {"first": str(cfg.first), "second": str(cfg.second), "files": rows}
-    print(json.dumps(whole, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, whole)
+    print_json(whole, cfg.out)
 
 
 if __name__ == "__main__":

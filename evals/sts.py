@@ -5,7 +5,6 @@ Usage:
     python evals/sts.py first.safetensors second.safetensors --active 8 16 32 64
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,15 +57,13 @@ def evaluate(
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import print_json, table
 
     first = Features.load(cfg.first)
     rows = evaluate(first, Features.load(cfg.second), cfg.active)
     table(f"STS: {cfg.first} and {cfg.second}, by entries kept", rows)
     whole = first.about | {"first": str(cfg.first), "second": str(cfg.second), "kept": rows}
-    print(json.dumps(whole, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, whole)
+    print_json(whole, cfg.out)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import class_names, name_sides
 from ncl_multi.codes.search import SparseIndex
 from ncl_multi.files import open_picture
-from ncl_multi.model import load
+from ncl_multi.model import SparseModel, load
 
 EVERYTHING = "everything"
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -135,9 +135,9 @@ class Desk:
 
 
 def load_model(folder: Path) -> Any:
-    """The model of a run; None where questions cannot come from outside: a graph."""
+    """The model of a run; None where questions cannot come from outside: graphs, embeddings."""
     model = load(folder)
-    return None if model.kind == "graph" else model
+    return model if isinstance(model, SparseModel) and model.kind != "graph" else None
 
 
 def build(desk: Desk) -> Any:

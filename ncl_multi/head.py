@@ -22,7 +22,12 @@ Start = Literal["axes", "clusters"]
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The options of a `NonNegHead`, which explains them."""
+    """The options of a `NonNegHead`, which explains them.
+
+    Example:
+        >>> HeadOptions(2048, k=32).build(384).out_dim
+        2048
+    """
 
     dims: int
     hidden_dim: int | None = None
@@ -281,7 +286,7 @@ class NonNegHead(nn.Module):
 
 @torch.no_grad()
 def sparse_axes(x: Float[Tensor, "n d"], steps: int = 60) -> Float[Tensor, "d d"]:
-    """The rotation, an axis a row, that makes unit rows sparse: their fourth powers are largest.
+    """The rotation, one axis per row, that makes unit rows sparse: their fourth powers are largest.
 
     As in varimax and independent component analysis. Each step is the best rotation towards the
     gradient.

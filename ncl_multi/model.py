@@ -318,6 +318,13 @@ def load(source: str | Path, **options: Any) -> Any:
 
     Nothing in the files is executed. `trust_remote_code=True` lets a sentence encoder run the code
     that comes with it.
+
+    Example:
+        >>> import tempfile
+        >>> from ncl_multi import SparseCoder
+        >>> coder = SparseCoder(dims=16, k=4, steps=2).fit(np.random.default_rng(0).random((20, 8)))
+        >>> load(coder.save(Path(tempfile.mkdtemp()) / "model")).dims
+        16
     """
     return load_as(source, object, **options)
 

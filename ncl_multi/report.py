@@ -39,6 +39,13 @@ def write_json(path: str | Path, content: Any) -> Path:
     return Path(path)
 
 
+def print_json(content: Any, out: Path | None = None) -> None:
+    """Print JSON on one line; with `out`, also write it to that file."""
+    print(json.dumps(content, default=str))
+    if out is not None:
+        write_json(out, content)
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""

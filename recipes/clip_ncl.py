@@ -32,8 +32,8 @@ class Config(ClipConfig):
     """Side of the images in pixels; None for the tower's own."""
     # Width, k, start and spectral: the purest dimensions that retrieve as well as 102 active
     # entries from a random start, chosen by evals/choose_clip.py on held-out training emoji.
-    dims: int = 1024
-    """Number of non-negative dimensions."""
+    dims: int | None = None
+    """Number of non-negative dimensions; None for 1,024, fewer for less than 5,120 images."""
     shared: bool = False
     """One head for both sides."""
     hidden_dim: int | None = None
@@ -69,21 +69,25 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.clip.load import load_towers
     from ncl_multi.adapters.clip.report import write_report
     from ncl_multi.atlas.page import write_atlas
+    from ncl_multi.training.config import fitting_sizes
 
     splits = read_pairs(cfg.data)
     if cfg.validation:
         rest, held = splits["train"].hold_out(cfg.validation)
         splits = {"train": rest, "validation": held}
+    # Before fewer are taken for a short run, which more steps may extend.
+    count = len(splits["train"])
+    dims, k = fitting_sizes(cfg.dims, cfg.k, count, "images with captions", most=1024)
     if cfg.rows_seen is not None:
         splits = {name: pairs.at_most(cfg.rows_seen) for name, pairs in splits.items()}
     model = ncl.NonNegClip(
         load_towers(cfg.model, image_size=cfg.image_size),
-        cfg.dims,
+        dims,
         shared=cfg.shared,
         hidden_dim=cfg.hidden_dim,
         activation=cfg.activation,
         density=cfg.density,
-        k=cfg.k,
+        k=k,
         spectral=cfg.spectral,
         dropout=cfg.dropout,
         temperature=cfg.temperature,

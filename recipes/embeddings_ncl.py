@@ -31,8 +31,8 @@ class Config:
     """The class of each row, one line per row: measured, never trained on."""
     other: Path | None = None
     """Embeddings of the same items from another space, as captions of images."""
-    dims: int = 2048
-    """Width of the codes."""
+    dims: int | None = None
+    """Width of the codes; None for 2,048, less for fewer than 10,240 rows."""
     k: int = 32
     """Active entries of a code."""
     idf: bool = False
@@ -52,14 +52,15 @@ def main(cfg: Config) -> None:
     from ncl_multi.data.shards import Shards
     from ncl_multi.metrics import readable
     from ncl_multi.report import table, write_json
+    from ncl_multi.training.config import fitting_sizes
 
     source = [*cfg.x]
     rows = len(Shards(source))
     items, labels = (_lines(path, rows) for path in (cfg.items, cfg.labels))
+    dims, k = fitting_sizes(cfg.dims, cfg.k, rows, "embeddings", most=2048)
     coder = ncl.SparseCoder(
-        min(cfg.dims, 8 * rows), min(cfg.k, cfg.dims), idf=cfg.idf, steps=cfg.steps, verbose=True,
-        random_state=cfg.seed,
-    ).fit(source, other=cfg.other)  # fmt: skip
+        dims, k, idf=cfg.idf, steps=cfg.steps, verbose=True, random_state=cfg.seed
+    ).fit(source, other=cfg.other)
     if items is not None:
         coder.name(items)
     chosen = np.unique(np.linspace(0, rows - 1, min(rows, cfg.shown)).astype(int))

@@ -25,7 +25,7 @@ class Config(ClassifierConfig):
 
     out: Path = Path("runs/supervised_ncl")
     data: str = "cifar10"
-    """`cifar10`, `fashion_mnist`, `digits`, `hf:<name>`, or a folder with one folder a class."""
+    """`cifar10`, `fashion_mnist`, `digits`, `hf:<name>`, or a folder with one folder per class."""
     images: int | None = 10_000
     """Train on the first so many images; None for all."""
     size: int = 32

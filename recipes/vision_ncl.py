@@ -34,8 +34,8 @@ class Config(VisionConfig):
     """Side of the images in pixels."""
     model: str = "resnet-small"
     """A timm model, `torchvision/<name>`, or `resnet-small`."""
-    dims: int = 512
-    """Number of non-negative dimensions."""
+    dims: int | None = None
+    """Number of non-negative dimensions; None for 512, fewer for less than 2,560 images."""
     hidden_dim: int | None = 512
     """Width of the projector's hidden layer; None for a linear head."""
     activation: Activation = "relu"
@@ -95,17 +95,19 @@ def main(cfg: Config) -> None:
     from ncl_multi import data
     from ncl_multi.adapters.vision.report import write_report
     from ncl_multi.atlas.page import write_atlas
+    from ncl_multi.training.config import fitting_sizes
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
     test = data.images(cfg.data, "test", size=cfg.size)
+    dims, k = fitting_sizes(cfg.dims, cfg.k, len(train), "images", most=512)
     model = ncl.NonNegVision(
         cfg.model,
-        cfg.dims,
+        dims,
         hidden_dim=cfg.hidden_dim,
         activation=cfg.activation,
         batch_norm=cfg.batch_norm,
         density=cfg.density,
-        k=cfg.k,
+        k=k,
         size=cfg.size,
         seed=cfg.seed,
     )

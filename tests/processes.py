@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import spawn
+from torch.multiprocessing import get_context, start_processes
+
+# Forked from a process that has imported torch, they start at once.
+START = "forkserver"
+get_context(START).set_forkserver_preload(["torch.distributed", "torch.nn.parallel"])
 
 
 @contextmanager
@@ -30,7 +34,7 @@ def environments(world: int) -> Iterator[list[dict[str, str]]]:
 def run_together(work: Callable[..., None], world: int, *arguments: Any) -> None:
     """Call `work` in as many gloo processes of one thread; raise what went wrong in one of them."""
     with environments(world) as each:
-        spawn(_member, (each, work, arguments), nprocs=world)
+        start_processes(_member, (each, work, arguments), nprocs=world, start_method=START)
 
 
 def join(environment: dict[str, str]) -> None:

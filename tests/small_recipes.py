@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -13,7 +12,8 @@ import torch
 ROOT = Path(__file__).parent.parent
 SHARED = ("--device", "cpu", "--checkpoint-every", "2", "--log-every", "5")
 PICTURES = (
-    "--data", "digits", "--images", "128", "--size", "8", "--dims", "32", "--hidden-dim", "16",
+    "--data", "digits", "--images", "128", "--size", "8", "--model", "test_resnet", "--dims", "32",
+    "--hidden-dim", "16",
 )  # fmt: skip
 SMALL = {
     "clip_ncl": ("--dims", "64", "--k", "8", "--data", "{here}/pairs", "--model", "hf:{here}/clip"),
@@ -43,11 +43,7 @@ def lay_out(here: Path) -> None:
     import transformers
     from PIL import Image
     from tokenizers import Tokenizer, models, pre_tokenizers
-
-    with warnings.catch_warnings():
-        # PyG's import warns of torch.jit, as of the future or as deprecated.
-        warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated")
-        from torch_geometric.data import Data
+    from torch_geometric.data import Data
 
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(0)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ncl_multi.data.cells import KINDS, json_row
 from ncl_multi.data.fetch import digest
-from ncl_multi.data.tables import KINDS, json_row, read_table, text_column
+from ncl_multi.data.tables import read_table, text_column
 from ncl_multi.files import open_picture
 
 MOST_LINE = 2**26

@@ -1,6 +1,6 @@
 """Why two items match, what a dimension means, and how to search without it.
 
-The cosine of two non-negative codes is a sum of non-negative parts, one a shared dimension, so a
+The cosine of two non-negative codes is a sum of non-negative parts, one per shared dimension, so a
 match can be taken apart exactly. Signed codes cannot: their parts cancel.
 """
 
@@ -69,7 +69,15 @@ def explain(a: Code, b: Code, names: Sequence[str] | None = None) -> list[Part]:
 def why(
     query: Code, index: "SparseIndex", k: int = 10, names: Sequence[str] | None = None
 ) -> list[Match]:
-    """The k best items of an index for one query, each with the parts of its score."""
+    """The k best items of an index for one query, each with the parts of its score.
+
+    Example:
+        >>> from ncl_multi import SparseIndex
+        >>> index = SparseIndex(2, names=["round", "red"])
+        >>> index.add([7, 8], csr_array([[0.6, 0.8], [1.0, 0.0]]))
+        >>> [(match.id, match.parts[0].name) for match in why(torch.tensor([0.0, 1.0]), index, 1)]
+        [(7, 'red')]
+    """
     ids, scores = index.search(query, k)
     found = ids[0] >= 0
     codes = index.codes(ids[0][found])

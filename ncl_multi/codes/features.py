@@ -83,7 +83,7 @@ class Features:
             given = getattr(self, name)
             if given is not None and len(given) != len(self):
                 raise ValueError(
-                    f"{name} must have one entry a row of z; got {len(given)} for {len(self)} rows"
+                    f"{name} must have one entry per row of z, {len(self)}; got {len(given)}"
                 )
 
     def __len__(self) -> int:

@@ -77,7 +77,7 @@ class SparseIndex:
         """Take in codes, one row an id. Ids are whole numbers from 0 and must be new."""
         numbers, z = _numbers(ids), self._rows(codes)
         if len(numbers) != z.shape[0]:
-            raise ValueError(f"ids must be one a code; got {len(numbers)} for {z.shape[0]} codes")
+            raise ValueError(f"expected one id per code; got {len(numbers)} for {z.shape[0]} codes")
         unique, counts = np.unique(numbers, return_counts=True)
         known = unique[(self._find(unique) >= 0).any(axis=0)] if self._blocks else unique[:0]
         again = [*unique[counts > 1].tolist(), *known.tolist()]
@@ -122,7 +122,7 @@ class SparseIndex:
             threads: Queries looked up at the same time; all cores by default.
 
         Returns:
-            Ids and scores, one row a query.
+            Ids and scores, one row per query.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1; got {k}")

@@ -44,7 +44,7 @@ def _archive() -> Path:
 
 
 def _sheet(png: bytes) -> Tensor:
-    """A sheet has one picture a line, its 1,024 pixels in order."""
+    """A sheet has one picture per line, its 1,024 pixels in order."""
     return (
         to_tensor(Image.open(io.BytesIO(png)).convert("RGB")).transpose(0, 1).reshape(-1, 3, 32, 32)
     )

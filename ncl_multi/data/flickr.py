@@ -5,14 +5,10 @@ import io
 import logging
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from ncl_multi.data.fetch import user_data
-from ncl_multi.data.folders import Image, on_white, square
 from ncl_multi.data.members import tar_files
 from ncl_multi.data.pictures import known_split
-from ncl_multi.files import open_picture, read_bytes
+from ncl_multi.files import read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +25,6 @@ class CaptionedPhotos:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    def picture(self, row: int) -> Image.Image:
-        """One photograph, RGB."""
-        return on_white(open_picture(self.jpeg[row], self.names[row]))
-
-    def images(self, *, size: int = 112) -> Tensor:
-        """All photographs, uint8, (n, 3, size, size)."""
-        return torch.stack([square(self.picture(row), size) for row in range(len(self))])
 
 
 def flickr8k(split: str = "train") -> CaptionedPhotos:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from scipy.sparse import coo_array, issparse, load_npz
 from torch import Tensor
 
-from ncl_multi.data.tables import decode, delimited
+from ncl_multi.data.cells import decode, delimited
 from ncl_multi.files import DAMAGE, check_zip
 
 try:

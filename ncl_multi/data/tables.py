@@ -1,29 +1,19 @@
-"""One reader for tables of text: csv, tsv, jsonl, parquet, txt files and tables of the hub.
+"""One reader for tables of text: which columns hold the text, and which rows have any.
 
-Encoding, byte-order mark and delimiter are found out. Columns are taken by name; a column without
-a known name is taken only if it is the only one that holds text. Numbers, ids, dates, links, file
-paths and categories are never taken for text. What cannot be decided is refused with the choices.
+Columns are taken by name; a column without a known name is taken only if it is the only one that
+holds text. Numbers, ids, dates, links, file paths and categories are never taken for text. What
+cannot be decided is refused with the choices.
 """
 
-import codecs
-import csv
-import io
-import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ncl_multi.files import most_memory
+from ncl_multi.data.cells import Cells, read_cells, short
 
-KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
-"""Endings of the files that are read."""
-
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _TRIPLET = ("anchor", "positive", "negative")
 _PAIRS = (
     ("sentence1", "sentence2"),
@@ -92,7 +82,7 @@ class Table:
     def describe(self) -> str:
         """What was taken, with one example, and how many rows were left out and why."""
         columns = f"column{'s' * (len(self.columns) > 1)} {', '.join(self.columns)}"
-        example = " | ".join(_short(cell) for cell in self.rows[0])
+        example = " | ".join(short(cell) for cell in self.rows[0])
         lines = [
             f"{self.source}: {len(self.rows)} rows, {columns}",
             f"  example, {self.unit} {self.numbers[0]}: {example}",
@@ -132,109 +122,15 @@ def read_table(
     source = str(source)
     if isinstance(columns, str):
         raise ValueError(f"columns must be a list of names; got {columns!r}, say [{columns!r}]")
-    cells = _from_hub(source) if source.startswith("hf:") else _from_file(source, columns, known)
+    cells = read_cells(source, named=bool(columns), known=known)
+    if not columns and cells.first_line and (why := _no_header(cells.columns)):
+        several = "" if len(cells.columns) == 1 else f", {len(cells.columns)} of them"
+        raise ValueError(
+            f"the first line of {source} must be column names, but {why}. Add a line of names"
+            f"{several}; if these are the names, take the right one with --columns"
+        )
     names = _given(cells, columns, source) if columns else _choose(cells, source)
     return _take(cells, names, source)
-
-
-def decode(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Text of a file without its byte-order mark, and what the user should know about it.
-
-    Without a mark it is UTF-8, else Windows-1252 or Latin-1, with a notice. Binary files and UTF-8
-    with damaged bytes are refused.
-    """
-    content = path.read_bytes()
-    marks = [
-        (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
-        (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-    ]  # fmt: skip
-    mark, encoding = next((m for m in marks if content.startswith(m[0])), (b"", "utf-8"))
-    notices: tuple[str, ...] = ()
-    try:
-        text = content[len(mark) :].decode(encoding)
-    except UnicodeDecodeError as error:
-        line = content[: len(mark) + error.start].count(b"\n") + 1
-        if mark or _damaged_utf8(content):
-            raise ValueError(
-                f"{path} is {encoding.upper()} except for bytes on line {line}: {error.reason}. "
-                f"Save the file again as UTF-8"
-            ) from error
-        try:
-            text, encoding = content.decode("cp1252"), "Windows-1252"
-        except UnicodeDecodeError:
-            text, encoding = content.decode("latin-1"), "Latin-1"
-        notices = (f"not UTF-8, read as {encoding}: look at the accents in the example",)
-    controls = r"[\x00-\x08\x0e-\x1a\x1c-\x1f]" if notices else r"\x00"
-    if found := re.search(controls, text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise ValueError(
-            f"{path} is not a text file: line {line} contains the byte {ord(found[0]):#04x}. "
-            f"Save it as UTF-8"
-        )
-    return text, notices
-
-
-def delimited(text: str, source: str) -> list[tuple[int, list[str]]]:
-    r"""Rows of cells, each with its line, split by the one delimiter that fits every line.
-
-    Example:
-        >>> delimited("id;text\n1;a, b\n", "a.csv")
-        [(1, ['id', 'text']), (2, ['1', 'a, b'])]
-    """
-    marked = re.match(r"sep=([,;\t|])\r?\n", text)
-    if marked:  # Excel's own line. An empty one in its place keeps the line numbers.
-        text = "\n" + text[marked.end() :]
-    fitting: dict[str, list[tuple[int, list[str]]]] = {}
-    problems: list[tuple[int, str]] = []
-    for delimiter in [marked[1]] if marked else _DELIMITERS:
-        # Where a delimiter is not in the first line, only commas speak for a table of one column.
-        if delimiter != "," and not marked and _width(text, delimiter) == 1:
-            continue
-        rows, problem = _split(text, delimiter)
-        if problem and delimiter == "\t":
-            # Files with tabs often have quotation marks that enclose nothing.
-            plain = _split(text, delimiter, quoting=csv.QUOTE_NONE)
-            enclosed = any(re.fullmatch('".*"', cell) for _, row in plain[0] for cell in row)
-            rows, problem = (rows, problem) if plain[1] or enclosed else plain
-        if problem:
-            problems.append((len(rows), problem))
-        elif rows:
-            fitting[delimiter] = rows
-    several = {d: rows for d, rows in fitting.items() if len(rows[0][1]) > 1}
-    if len(several) > 1:
-        raise ValueError(
-            f"{source} can be split by {' or by '.join(_DELIMITERS[d] for d in several)}: put "
-            f'quotation marks (") around the cells that contain one of them'
-        )
-    if several:
-        return next(iter(several.values()))
-    if problems:
-        raise ValueError(f"{source}: {max(problems)[1]}")
-    one_column = next(iter(fitting.values()), [])
-    for delimiter in [] if marked else (";", "\t", "|"):
-        if len(one_column) > 3 and all(delimiter in row[0] for _, row in one_column[1:]):
-            raise ValueError(
-                f"{source}: the first line names one column, but all others contain "
-                f"{_DELIMITERS[delimiter]}: name every column, or save the lines as a txt file"
-            )
-    return one_column
-
-
-def json_row(line: str) -> dict[str, Any]:
-    """The object on one line of a jsonl file; an error says what the line is instead.
-
-    Example:
-        >>> json_row('{"text": "a mug"}')
-        {'text': 'a mug'}
-    """
-    try:
-        row = json.loads(line, object_pairs_hook=_no_double_names)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f'must be an object such as {{"text": "..."}}; got {_short(line)}')
-    return row
 
 
 def text_column(
@@ -248,186 +144,14 @@ def text_column(
         >>> text_column({"id": ["7", "8"], "review": ["A good mug", "It broke"]}, "reviews.jsonl")
         'review'
     """
-    cells = _Cells(columns, range(1, 1 + max(map(len, columns.values()), default=0)), tuple(others))
+    cells = Cells(columns, range(1, 1 + max(map(len, columns.values()), default=0)), tuple(others))
     names = _choose(cells, source)
     if len(names) > 1:
         raise ValueError(_refusal(f"{', '.join(names)} could be meant", cells, source, names[0]))
     return names[0]
 
 
-def _from_file(source: str, columns: Sequence[str] | None, known: Sequence[str]) -> "_Cells":
-    path = Path(source)
-    kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, or hf:<name>"
-    if not path.is_file():
-        what = "is a folder, not a file" if path.is_dir() else "does not exist"
-        names = f"Known names are {', '.join(known)}. " if known else ""
-        raise FileNotFoundError(f"{source} {what}. {names}Files end in {kinds}")
-    kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise ValueError(f"files must end in {kinds}; got {source}")
-    if kind == ".parquet":
-        return _from_parquet(path)
-    text, notices = decode(path)
-    if kind == ".txt" and not columns:
-        lines = [(n, line) for n, line in _lines(text) if line.strip()]
-        numbers = [number for number, _ in lines]
-        return _Cells({"text": [line for _, line in lines]}, numbers, notices=notices)
-    if kind in (".jsonl", ".ndjson"):
-        return _from_json_lines(text, notices, source)
-    rows = delimited(text, source)
-    return _from_rows(rows, notices, source, named=columns is not None)
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """Columns as they were read; `others` are those of another type than text, by type."""
-
-    columns: dict[str, list[Any]]
-    numbers: Sequence[int]
-    others: tuple[tuple[str, str], ...] = ()
-    notices: tuple[str, ...] = ()
-    unit: str = "line"
-
-
-def _from_rows(
-    rows: list[tuple[int, list[str]]], notices: tuple[str, ...], source: str, named: bool
-) -> _Cells:
-    if not rows:
-        raise ValueError(f"{source} is empty: expected a line of column names, then the rows")
-    names = [name.strip() for name in rows[0][1]]
-    double = [name for name, count in Counter(names).items() if count > 1 and name]
-    if double:
-        raise ValueError(f"{source} has two columns called {double[0]!r}: rename one of them")
-    if not any(names):
-        raise ValueError(f"{source} must start with a line of column names; got an empty one")
-    # A column without a name cannot be asked for; its place in the list tells it from others.
-    names = [name or f"(column {place})" for place, name in enumerate(names, 1)]
-    for number, row in rows[1:]:
-        if row == rows[0][1]:
-            raise ValueError(f"line {number} of {source} repeats the column names: drop it")
-    columns = [list(column) for column in zip(*(row for _, row in rows[1:]), strict=True)]
-    cells = dict(zip(names, columns or [[] for _ in names], strict=True))
-    if not named and (why := _no_header(cells)):
-        raise ValueError(
-            f"the first line of {source} must be column names, but {why}. Add a line of names"
-            f"{'' if len(names) == 1 else f', {len(names)} of them'}; if these are the names, "
-            f"take the right one with --columns"
-        )
-    return _Cells(cells, [number for number, _ in rows[1:]], notices=notices)
-
-
-def _no_header(cells: dict[str, list[str]]) -> str:
-    """Why the first line looks like data, if it does."""
-    if any(map(_known, cells)):
-        return ""
-    for name, values in cells.items():
-        machine = next((k for k, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
-        if machine in ("numbers", "dates", "links"):
-            return f"{name!r} looks like one of {machine}"
-        if not name.startswith("(column ") and name in values:
-            return f"{name!r} is also a cell of its column"
-        if _words(name) > 3 or (_words(name) > 1 and name.endswith((".", "!"))):
-            return f"{_short(name)} looks like text"
-    return ""
-
-
-def _from_json_lines(text: str, notices: tuple[str, ...], source: str) -> _Cells:
-    rows, numbers = [], []
-    names: dict[str, None] = {}
-    for number, line in _lines(text, ends="\n"):
-        if not line.strip():
-            continue
-        try:
-            row = json_row(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} of {source} {error}") from error
-        rows.append(row)
-        numbers.append(number)
-        names |= dict.fromkeys(row)
-    return _Cells({name: [row.get(name) for row in rows] for name in names}, numbers, (), notices)
-
-
-def _no_double_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return row
-
-
-def _from_parquet(path: Path) -> _Cells:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet files need pyarrow: pip install pyarrow") from error
-    try:
-        schema = parquet.read_schema(path)
-        types = {f.name: getattr(f.type, "value_type", f.type) for f in schema}
-        lists = {f.name for f in schema if pa.types.is_nested(f.type)}
-        texts = [
-            name
-            for name, kind in types.items()
-            if name not in lists and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
-        ]
-        table = read_parquet(path, texts) if texts else None
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
-    others = tuple((f.name, str(f.type)) for f in schema if f.name not in texts)
-    columns = {name: table[name].to_pylist() for name in texts} if table else {}
-    count = table.num_rows if table else 0
-    return _Cells(columns, range(1, count + 1), others, unit="row")
-
-
-def read_parquet(path: Path, columns: Sequence[str]) -> Any:
-    """These columns of a parquet file as a `pyarrow.Table`, if they are not too large for it.
-
-    One value that is repeated takes a few bytes in the file and any number of them in memory.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    file, size = parquet.ParquetFile(path), path.stat().st_size
-    stored = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
-    batches, taken = [], 0
-    for batch in (
-        file.iter_batches(64, columns=list(columns)) if stored <= most_memory(size) else ()
-    ):
-        taken += batch.nbytes
-        batches.append(batch)
-        if taken > most_memory(size):
-            break
-    if max(stored, taken) > most_memory(size):
-        raise ValueError(
-            f"{path} has {size} bytes and would take more than {most_memory(size)} in memory, so "
-            f"it was not read; write the rows as csv"
-        )
-    fields = [file.schema_arrow.field(name) for name in columns]
-    return pa.Table.from_batches(batches, pa.schema(fields))
-
-
-def _from_hub(source: str) -> _Cells:
-    try:
-        from datasets import Value, load_dataset
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "hf:<name> needs datasets: pip install 'ncl-multi[sentence]'"
-        ) from error
-    table = load_dataset(source.removeprefix("hf:"), split="train")
-    texts = [
-        name
-        for name, kind in table.features.items()
-        if isinstance(kind, Value) and kind.dtype in ("string", "large_string")
-    ]
-    others = tuple(
-        (name, str(getattr(kind, "dtype", type(kind).__name__)))
-        for name, kind in table.features.items()
-        if name not in texts
-    )
-    columns = {name: list(table[name]) for name in texts}
-    return _Cells(columns, range(1, len(table) + 1), others, unit="row")
-
-
-def _given(cells: _Cells, columns: Sequence[str], source: str) -> list[str]:
+def _given(cells: Cells, columns: Sequence[str], source: str) -> list[str]:
     """The columns that were asked for, if they are there."""
     for name in columns:
         if name not in cells.columns:
@@ -439,7 +163,7 @@ def _given(cells: _Cells, columns: Sequence[str], source: str) -> list[str]:
     return list(columns)
 
 
-def _choose(cells: _Cells, source: str) -> list[str]:
+def _choose(cells: Cells, source: str) -> list[str]:
     """The columns with known names, else the only one that holds text."""
     if not cells.numbers and (cells.columns or not cells.others):
         raise ValueError(f"{source} has no rows")
@@ -466,15 +190,20 @@ def _choose(cells: _Cells, source: str) -> list[str]:
         if not readable(*keys):
             problem = f"{', '.join(plain[key] for key in keys)} do not all hold text"
             raise ValueError(_refusal(problem, cells, source, plain[keys[0]]))
-    if len(named) == 1:
-        return [plain[key] for key in named[0]]
     texts = [name for name, kind in kinds.items() if kind in ("text", "short texts")]
+    if len(named) == 1:
+        names = [plain[key] for key in named[0]]
+        # Anchors and queries come again and again; a text that does is rather its label.
+        if len(names) > 1 or kinds[names[0]] not in ("categories", "single words") or not texts:
+            return names
+        problem = f"{names[0]} holds {kinds[names[0]]}, and there is text in {', '.join(texts)}"
+        raise ValueError(_refusal(problem, cells, source, texts[0]))
     if len(named) > 1:
-        names = " and ".join(", ".join(plain[key] for key in keys) for keys in named)
-        raise ValueError(_refusal(f"{names} could be meant", cells, source, plain[named[0][0]]))
+        several = " and ".join(", ".join(plain[key] for key in keys) for keys in named)
+        raise ValueError(_refusal(f"{several} could be meant", cells, source, plain[named[0][0]]))
     if not texts:
         weak = [plain[key] for key in _WEAK if key in plain and readable(key)]
-        if len(weak) == 1:
+        if len(weak) == 1 and kinds[weak[0]] != "categories":
             return weak
         names_at_all = [*cells.columns, *(name for name, _ in cells.others)]
         raise ValueError(_refusal("no column holds text", cells, source, names_at_all[-1]))
@@ -487,7 +216,7 @@ def _choose(cells: _Cells, source: str) -> list[str]:
     return texts
 
 
-def _take(cells: _Cells, names: list[str], source: str) -> Table:
+def _take(cells: Cells, names: list[str], source: str) -> Table:
     rows, numbers = [], []
     left_out: dict[str, list[int]] = {}
     for number, row in zip(
@@ -501,14 +230,14 @@ def _take(cells: _Cells, names: list[str], source: str) -> Table:
                 kind = type(value).__name__
                 raise ValueError(
                     f"{cells.unit} {number} of {source}: {name} must be text; got "
-                    f"{_short(str(value))}, a {kind}"
+                    f"{short(str(value))}, a {kind}"
                 )
             elif not value.strip():
                 reason = reason or f"{name} is empty"
             elif not value.isascii() and re.search("[\ud800-\udfff]", value):
                 raise ValueError(
                     f"{cells.unit} {number} of {source}: {name} contains half a character "
-                    f"({_short(value)})"
+                    f"({short(value)})"
                 )
         if reason:
             left_out.setdefault(reason, []).append(number)
@@ -525,6 +254,21 @@ def _take(cells: _Cells, names: list[str], source: str) -> Table:
     return Table(
         source, tuple(names), rows, numbers, unused, reasons, cells.notices, cells.unit
     )  # fmt: skip
+
+
+def _no_header(cells: dict[str, list[str]]) -> str:
+    """Why the first line looks like data, if it does."""
+    if any(map(_known, cells)):
+        return ""
+    for name, values in cells.items():
+        machine = next((k for k, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
+        if machine in ("numbers", "dates", "links"):
+            return f"{name!r} looks like one of {machine}"
+        if not name.startswith("(column ") and name in values:
+            return f"{name!r} is also a cell of its column"
+        if _words(name) > 3 or (_words(name) > 1 and name.endswith((".", "!"))):
+            return f"{short(name)} looks like text"
+    return ""
 
 
 def _kind(values: Sequence[Any]) -> str:
@@ -564,91 +308,17 @@ def _known(name: str) -> bool:
     return key in (*_TRIPLET, *_SINGLES, *_WEAK, *(key for pair in _PAIRS for key in pair))
 
 
-def _reader(text: str, delimiter: str, quoting: Any) -> Any:
-    file = io.StringIO(text, newline="")
-    return csv.reader(
-        file, delimiter=delimiter, quoting=quoting, strict=True, skipinitialspace=True
-    )
-
-
-def _width(text: str, delimiter: str) -> int:
-    """Cells of the first line; 0 where its quotation marks do not fit."""
-    with _long_cells(len(text)):
-        try:
-            return len(next(filter(None, _reader(text, delimiter, csv.QUOTE_MINIMAL)), [""]))
-        except csv.Error:
-            return 0
-
-
-def _split(
-    text: str, delimiter: str, quoting: Any = csv.QUOTE_MINIMAL
-) -> tuple[list[tuple[int, list[str]]], str]:
-    """Rows with their lines up to the first that does not fit, and what is wrong with that one."""
-    rows: list[tuple[int, list[str]]] = []
-    with _long_cells(len(text)):
-        reader = _reader(text, delimiter, quoting)
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader)
-            except StopIteration:
-                return rows, ""
-            except csv.Error as error:
-                return rows, f"line {line} has a quotation mark that does not fit ({error})"
-            if not row:
-                continue
-            width = len(rows[0][1]) if rows else len(row)
-            if len(row) != width:
-                problem = (
-                    f"line {line} has {len(row)} cells where the first line has {width} (put "
-                    f'quotation marks (") around cells that contain {_DELIMITERS[delimiter]})'
-                )
-                return rows, problem
-            if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in row):
-                return rows, f"line {line} has a quotation mark that is closed on a later line"
-            rows.append((line, row))
-
-
-@contextmanager
-def _long_cells(length: int) -> Iterator[None]:
-    """Let csv read cells of any length: its limit of 131,072 characters is for the process."""
-    before = csv.field_size_limit()
-    csv.field_size_limit(max(before, min(length + 1, 2**31 - 1)))
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-def _lines(text: str, ends: str = r"\r\n|\n|\r") -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; characters such as U+2028 end no line."""
-    return enumerate(re.split(ends, text), 1)
-
-
-def _damaged_utf8(content: bytes) -> bool:
-    """True where UTF-8 is meant: in other encodings its sequences occur by chance only."""
-    text = content.decode("utf-8", errors="replace")
-    bad = text.count("\ufffd")
-    good = sum(not character.isascii() for character in text) - bad
-    return 10 * good > bad
-
-
-def _refusal(problem: str, cells: _Cells, source: str, example: str) -> str:
+def _refusal(problem: str, cells: Cells, source: str, example: str) -> str:
     how = f"choose with --columns {example!r} (in Python columns=[{example!r}])"
     return f"{source}: {problem}; {how}. Columns:\n{_list(cells)}"
 
 
-def _list(cells: _Cells) -> str:
+def _list(cells: Cells) -> str:
     lines = []
     for name, values in cells.columns.items():
         example = next((v for v in values if v is not None and str(v).strip()), "")
-        lines.append(f"  {name}: {_short(str(example))} ({_kind(values)})")
+        lines.append(f"  {name}: {short(str(example))} ({_kind(values)})")
     return "\n".join([*lines, *(f"  {name}: ({kind})" for name, kind in cells.others)])
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
 def _few(numbers: Sequence[int]) -> str:

@@ -1,5 +1,34 @@
 """Formulas on codes and labels. Each brings rows to unit length itself; tensors or csr."""
 
+from ncl_multi.metrics.activity import (
+    active_dims,
+    alive,
+    class_consistency,
+    class_entropy,
+    correlation,
+    effective_rank,
+    interpretability,
+    readability,
+    sparsity,
+)
+from ncl_multi.metrics.dimensions import (
+    NotMeasurableError,
+    Readable,
+    chance_purity,
+    cluster_purity,
+    dimension_purity,
+    distinct,
+    intruder,
+    matched_dims,
+    name_fit,
+    naming,
+    overlaps,
+    purity,
+    readable,
+    readable_dims,
+    readable_features,
+    stability,
+)
 from ncl_multi.metrics.disentanglement import (
     dci,
     mig,
@@ -10,33 +39,6 @@ from ncl_multi.metrics.disentanglement import (
 )
 from ncl_multi.metrics.finetune import fine_tuned_accuracy
 from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
-from ncl_multi.metrics.readability import (
-    NotMeasurableError,
-    Readable,
-    active_dims,
-    alive,
-    chance_purity,
-    class_consistency,
-    class_entropy,
-    cluster_purity,
-    correlation,
-    dimension_purity,
-    distinct,
-    effective_rank,
-    interpretability,
-    intruder,
-    matched_dims,
-    name_fit,
-    naming,
-    overlaps,
-    purity,
-    readability,
-    readable,
-    readable_dims,
-    readable_features,
-    sparsity,
-    stability,
-)
 from ncl_multi.metrics.retrieval import (
     mean_average_precision,
     median_rank,

@@ -1,4 +1,4 @@
-"""Does a loss find the classes behind the data? A world whose truth is known, and who finds it.
+"""Does a loss find the classes behind the data? A world whose truth is known, and what finds it.
 
 Items are drawn from overlapping classes; two items of one class are a pair. The best non-negative
 features are then P(class | x) / sqrt(P(class)), in any order (NCL, theorem 5), while signed ones

@@ -13,11 +13,17 @@ log = logging.getLogger(__name__)
 LEAST_ROWS = 10
 """Fewer rows than these are not trained on: there is next to nothing to contrast a row with."""
 Config = TypeVar("Config", bound="TrainConfig")
+Active = TypeVar("Active", int, int | None)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What every recipe can be told about training."""
+    """What every recipe can be told about training.
+
+    Example:
+        >>> TrainConfig(epochs=3).for_rows(100, "texts").batch_size
+        100
+    """
 
     out: Path | None = None
     """Folder of the run; None trains in memory and writes nothing."""
@@ -102,12 +108,35 @@ class TrainConfig:
             raise ValueError(f"training needs at least {LEAST_ROWS} {items}; got {count}")
         most = max(1, count // _processes())
         # A graph's batch may be None: all nodes.
-        if self.batch_size is not None and self.batch_size <= most:
-            return self
-        if self.batch_size is not None and os.environ.get("RANK", "0") == "0":
-            said = f"batch_size lowered from {self.batch_size} to {most}: there are {count} {items}"
-            log.warning(said)
-        return replace(self, batch_size=most)
+        size = (
+            most
+            if self.batch_size is None
+            else _lowered("batch_size", self.batch_size, most, count, items)
+        )
+        return self if size == self.batch_size else replace(self, batch_size=size)
+
+
+def fitting_sizes(
+    dims: int | None, k: Active, count: int, items: str = "rows", *, most: int
+) -> tuple[int, Active]:
+    """Width and active entries for so many rows; a width that was asked for stays as it is.
+
+    Else it is `most`, but at most one dimension for every five rows, of which an eighth is active:
+    dimensions of wide codes of few rows repeat each other, or fire for next to no row.
+
+    Example:
+        >>> fitting_sizes(None, 16, 24_000, most=1024)
+        (1024, 16)
+        >>> fitting_sizes(None, 16, 500, most=1024)
+        (100, 12)
+    """
+    fitting = max(LEAST_ROWS, count // 5)
+    if dims is None:
+        dims = _lowered("dims", most, fitting, count, items)
+        return dims, k if k is None else _lowered("k", k, max(4, dims // 8), count, items)
+    if dims > fitting and os.environ.get("RANK", "0") == "0":
+        log.warning(f"{dims} dims are many for {count} {items}: most fire for next to none of them")
+    return dims, k
 
 
 def command_line(presets: Mapping[str, Config]) -> Config:
@@ -120,6 +149,13 @@ def command_line(presets: Mapping[str, Config]) -> Config:
     name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
     config = presets.get(name, presets[names[0]])
     return tyro.cli(type(config), default=config)
+
+
+def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
+    """A size that is no larger than it may be; a change is said once."""
+    if value > most and os.environ.get("RANK", "0") == "0":
+        log.warning(f"{name} lowered from {value} to {most}: there are {count} {items}")
+    return min(value, most)
 
 
 def _processes() -> int:

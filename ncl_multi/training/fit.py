@@ -46,6 +46,17 @@ class StepObjective(nn.Module):
     Args:
         model: What is trained.
         step: Takes the model and a batch; returns the loss and the codes for `Health` to watch.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from ncl_multi import NonNegHead, spectral
+        >>> def step(head, h):
+        ...     za, zb = head(h + 0.1 * torch.randn_like(h)), head(h)
+        ...     return spectral(za, zb), zb
+        >>> objective = StepObjective(NonNegHead(8, 16), step)
+        >>> config = TrainConfig(steps=3, device="cpu", progress=False)
+        >>> fit(objective, DataLoader(torch.randn(64, 8), 32), config).model.trained
+        True
     """
 
     def __init__(self, model: nn.Module, step: Callable[[Any, Any], tuple[Tensor, Tensor]]):

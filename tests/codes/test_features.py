@@ -251,9 +251,9 @@ def test_bad_features_are_refused_in_words():
             Features(torch.tensor([[1.0, bad]]))
         with pytest.raises(ValueError, match="NaN or infinity"):
             Features(csr_array([[1.0, bad]]))
-    with pytest.raises(ValueError, match="y must have one entry a row"):
+    with pytest.raises(ValueError, match="y must have one entry per row"):
         Features(codes(), y=torch.arange(3))
-    with pytest.raises(ValueError, match="items must have one entry a row"):
+    with pytest.raises(ValueError, match="items must have one entry per row"):
         Features(codes(), items=["a"])
 
 

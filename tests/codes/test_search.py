@@ -182,7 +182,7 @@ def test_an_item_of_zeros_is_kept_and_never_found():
     [
         ([1, 1], np.eye(2, 4), r"must not repeat; got \[1\]"),
         ([7, 1], np.eye(2, 4), r"must not repeat; got \[7\]"),
-        ([1], np.eye(2, 4), "one a code; got 1 for 2"),
+        ([1], np.eye(2, 4), "one id per code; got 1 for 2"),
         ([1, 2], np.eye(2, 5), "4 dimensions; got 5"),
         ([1, 2], -np.eye(2, 4), "non-negative; got -1"),
         ([1, 2], np.full((2, 4), np.nan), "NaN"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ncl_multi as ncl
+from ncl_multi.app import Desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,20 +30,26 @@ def script(path):
     return runpy.run_path(str(ROOT / path), run_name="script")
 
 
-def test_the_recipe_writes_a_run_about_the_given_rows(here):
+def test_the_recipe_writes_a_run_about_the_given_rows(here, capsys):
     recipe = script("recipes/embeddings_ncl.py")
     cfg = recipe["Config"](
         x=(here / "x.npy",), out=here / "run", items=here / "items.txt",
-        labels=here / "labels.txt", dims=32, k=4, steps=5,
+        labels=here / "labels.txt", k=4, steps=5,
     )  # fmt: skip
     recipe["main"](cfg)
+    assert "dims lowered from 2048 to 24: there are 120 embeddings" in capsys.readouterr().err
     figures = json.loads((here / "run/metrics.json").read_text())["ncl"]["train"]
     assert figures["rows"] == 120
     assert 0 < figures["purity_at_10"] <= 1
     assert (here / "run/atlas.html").exists()
     coder = ncl.load(here / "run")
-    assert coder.transform(np.load(here / "x.npy")).shape == (120, 32)
+    assert coder.transform(np.load(here / "x.npy")).shape == (120, 24)
     assert "apple" in " ".join(coder.get_feature_names_out())
+    desk = Desk(here / "run")
+    assert [item.text for item in desk.items] == (here / "items.txt").read_text().splitlines()
+    assert desk.find(desk.code(item=3))[0].score == pytest.approx(1)
+    with pytest.raises(ValueError, match="no model that can encode; give the number of an item"):
+        desk.code("apple")
     (here / "short.txt").write_text("one line\n")
     with pytest.raises(ValueError, match="one line per row of the embeddings, 120; got 1"):
         recipe["main"](recipe["Config"](x=(here / "x.npy",), items=here / "short.txt"))

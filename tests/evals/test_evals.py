@@ -67,7 +67,7 @@ def test_interpret_reads_prints_and_draws(files, run, tmp_path):
 
 def test_interpret_without_labels_is_refused_unless_asked_for(run, tmp_path):
     path = Features(torch.eye(4)).save(tmp_path / "bare.safetensors")
-    with pytest.raises(ValueError, match=r"needs one label a row.*--no-labels"):
+    with pytest.raises(ValueError, match=r"needs one label per row.*--no-labels"):
         run("interpret", path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (row,) = run("interpret", path, "--out", tmp_path / "out", "--no-labels")
@@ -127,7 +127,7 @@ def test_label_noise_changes_its_share_to_other_classes():
 
 def test_probe_without_labels_is_refused(files, run, tmp_path):
     path = Features(torch.eye(16)).save(tmp_path / "bare.safetensors")
-    with pytest.raises(ValueError, match=r"one label a row; .*bare.safetensors has none"):
+    with pytest.raises(ValueError, match=r"one label per row; .*bare.safetensors has none"):
         run("probe", files[0], path)
 
 
@@ -183,7 +183,7 @@ def test_retrieve_takes_a_gain_for_every_item_as_judgements(run, tmp_path):
 
 def test_retrieve_by_label_without_labels_is_refused(run, tmp_path):
     path = Features(torch.eye(4)).save(tmp_path / "bare.safetensors")
-    with pytest.raises(ValueError, match="needs one label a row"):
+    with pytest.raises(ValueError, match="needs one label per row"):
         run("retrieve", path)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from processes import environments, join, run_together
+from processes import START, environments, join, run_together
 from torch import nn
 from torch.multiprocessing import get_context
 from torch.nn.parallel import DistributedDataParallel
@@ -282,7 +282,7 @@ def test_bad_input_on_one_process_is_the_same_error_on_all(processes):
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])
 def test_a_process_that_dies_ends_the_others_within_a_minute(exchange):
-    context, start = get_context("spawn"), time.monotonic()
+    context, start = get_context(START), time.monotonic()
     with environments(3) as each:
         running = [context.Process(target=dies, args=(own, exchange)) for own in each]
         for process in running:

@@ -292,7 +292,7 @@ def test_sparse_and_dense_codes_rank_alike(codes):
     assert metrics.retrieval(sparse, None, y) == pytest.approx(metrics.retrieval(z, None, y))
 
 
-def test_a_search_among_themselves_leaves_oneself_out():
+def test_a_search_among_themselves_leaves_the_query_out():
     z = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     y = torch.tensor([0, 1, 0, 1])
     assert metrics.precision_at_k(z, None, y, k=1) == 0

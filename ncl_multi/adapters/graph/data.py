@@ -130,7 +130,7 @@ def prepare(data: Any, *, directed: bool = False) -> Data:
 
 
 def encoder_input(data: Data, *, sparse: bool = False) -> Tensor:
-    """Features of a prepared graph or a part of it: non-negative ones scaled to one sum a row.
+    """Features of a prepared graph or a part of it: non-negative ones scaled to one sum per row.
 
     Features that are nearly all zero, such as words, become sparse rows if `sparse`.
     """
@@ -256,7 +256,7 @@ def check(data: Any) -> None:
 
 
 def adjacency(edge_index: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Who sends to each node, a row a node, for a product with `x`: PyG wants it transposed."""
+    """Who sends to each node, one row per node, for a product with `x`: PyG wants it transposed."""
     if weight is None:
         weight = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
     with _no_word_of_beta():

@@ -178,7 +178,7 @@ class Encoder(nn.Module):
 def pool(
     out: Any, mask: Int[Tensor, "n tokens"] | None, pooling: Pooling
 ) -> Float[Tensor, "n width"]:
-    """One vector a row from what a transformers model returns."""
+    """One vector per row from what a transformers model returns."""
     h = out.last_hidden_state
     if pooling == "pooler":
         return out.pooler_output.flatten(1)

@@ -106,7 +106,7 @@ def recolour(
     saturation: Float[Tensor, " n"],
     turn: Float[Tensor, " n"],
 ) -> Pictures:
-    """Brightness, then contrast (about the mean grey), saturation and hue, a factor a picture.
+    """Brightness, then contrast (about the mean grey), saturation and hue, one factor per picture.
 
     A factor of 1 changes nothing, a saturation of 0 is grey, `turn` is a share of the full circle.
     """
