@@ -695,6 +695,20 @@ def test_settings_are_chosen_on_training_emoji_of_another_vendor_and_on_other_em
         choose["hold_out"](TowerFeatures(pairs, image, text), "Nobody")
 
 
+def test_settings_for_captioned_photos_are_chosen_on_the_last_training_images():
+    import runpy
+
+    choose = runpy.run_path(str(ROOT / "evals/choose_clip.py"), run_name="eval")
+    said = [[f"a {n}", f"the {n}"] for n in range(6)]
+    pairs = pairs_of("flickr8k", "train", [png("red")] * 6, list("abcdef"), said)
+    image, text = torch.arange(6.0).reshape(1, 6, 1), torch.arange(12.0)[:, None]
+    splits = choose["hold_out_last"](TowerFeatures(pairs, image, text), 2)
+    assert splits["train"].pairs.image_names == list("abcd")
+    assert splits["validation"].image[0, :, 0].tolist() == [4, 5]
+    assert splits["validation"].pairs.captions == ["a 4", "the 4", "a 5", "the 5"]
+    assert splits["validation"].text[:, 0].tolist() == [8, 9, 10, 11]
+
+
 def test_the_recipe_fine_tunes_cuts_and_shortens(tmp_path, monkeypatch):
     """Every figure of the table has its place, and both models that are saved give codes."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
