@@ -566,7 +566,8 @@ NONE, EDGE = torch.zeros(2, 0, dtype=torch.int64), torch.tensor([[0], [1]])
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (Data(x=torch.zeros(0, 3), edge_index=NONE), "the graph is empty"),
+        (Data(x=torch.zeros(0, 3), edge_index=NONE), "at least two nodes; got 0"),
+        (Data(x=torch.ones(1, 3), edge_index=NONE), "at least two nodes; got 1"),
         (Data(edge_index=EDGE, num_nodes=2), "nodes need features"),
         (Data(x=torch.zeros(2, 0), edge_index=EDGE), "nodes need features"),
         (Data(x=torch.ones(2, 2)), "a graph is a torch_geometric.data.Data"),
@@ -848,6 +849,23 @@ def test_the_recipe_trains_every_way_it_offers(graph, tmp_path, options):
     row = graph_ncl.main(cfg)["ncl"]["all"]
     assert "encoder_accuracy" not in row, "there are no labels"
     assert row["alive"] > 0.5
+
+
+@pytest.mark.parametrize(("without", "classified"), [(slice(0, 2), True), (slice(4, 30), False)])
+def test_the_recipe_measures_a_graph_where_some_nodes_have_labels(
+    graph, tmp_path, without, classified, capsys
+):
+    graph.y = torch.arange(30) % 3
+    graph.y[without] = -1
+    graph.y[0] = -1
+    torch.save(graph, tmp_path / "graph.pt")
+    cfg = short(tmp_path, data=str(tmp_path / "graph.pt"), twin=False)
+    row = graph_ncl.main(cfg)["ncl"]["all"]
+    assert {"nmi", "group_nmi", "class_consistency"} <= set(row)
+    assert ({"encoder_accuracy", "head_accuracy"} <= set(row)) is classified
+    assert ("accuracy is left out" in capsys.readouterr().err) is not classified
+    head = Features.load(tmp_path / "run" / "features" / "all_head.safetensors")
+    assert head.items[0] == "unlabelled, node 0"
 
 
 def test_a_killed_run_resumes_to_the_same_weights(graph, tmp_path):

@@ -94,10 +94,12 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
         return readability(z)
     known = (y >= 0).nonzero()[:, 0]
     split, classes = random_split(y, seed), len(y[known].unique())
-    row = {
-        "encoder_accuracy": node_accuracy(h, y, split)["test"],
-        "head_accuracy": node_accuracy(z, y, split)["test"],
-    }
+    row = {}
+    if len(y[split.train].unique()) > 1:
+        row["encoder_accuracy"] = node_accuracy(h, y, split)["test"]
+        row["head_accuracy"] = node_accuracy(z, y, split)["test"]
+    else:
+        log.warning("a tenth of the labelled nodes has one label: accuracy is left out")
     if all(mask in data for mask in ("train_mask", "val_mask", "test_mask")):
         public = Split(*(data[m].nonzero()[:, 0] for m in ("train_mask", "val_mask", "test_mask")))
         row["encoder_accuracy_public_split"] = node_accuracy(h, y, public)["test"]
