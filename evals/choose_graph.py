@@ -63,7 +63,13 @@ def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str
 
     import ncl_multi as ncl
     from ncl_multi.metrics import distinct, purity
-    from ncl_multi.metrics.nodes import Split, node_accuracy, random_split
+    from ncl_multi.metrics.nodes import (
+        Split,
+        agreement,
+        node_accuracy,
+        random_split,
+        strongest_group,
+    )
 
     of_model = ("dims", "width", "k", "density", "activation", "encoder")
     made = {name: change[name] for name in change if name in of_model}
@@ -73,6 +79,7 @@ def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str
     # The classifier's test nodes are the validation nodes: no other label is known to it.
     ways = [Split(train, other, other), Split(other, train, train)]
     rows = torch.cat([train, other])
+    labels = torch.full_like(data.y, -1).index_copy(0, rows, data.y[rows])
     z = model.encode(data)
 
     def accuracy(codes: Any) -> float:
@@ -83,6 +90,7 @@ def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str
         "head_accuracy": accuracy(z),
         "purity@10": purity(z[rows.numpy()], data.y[rows]),
         "distinct": distinct(z),
+        "community_nmi": agreement(strongest_group(z), labels)["nmi"],
     }
 
 

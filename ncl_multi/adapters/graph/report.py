@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ncl_multi.adapters.graph.data import Nodes
@@ -18,6 +19,7 @@ from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.metrics.nodes import (
     Split,
     agreement,
+    communities,
     k_means,
     link_prediction,
     node_accuracy,
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = (
     "encoder_accuracy", "head_accuracy", "active_dims", "purity_at_10", "distinct",
-    "class_consistency", "name_fit", "nmi", "group_nmi", "k_means_nmi", "link_auc",
+    "class_consistency", "name_fit", "nmi", "community_nmi", "group_nmi", "k_means_nmi", "link_auc",
 )  # fmt: skip
 
 
@@ -107,7 +109,9 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
     rows = z[known if isinstance(z, Tensor) else known.numpy()]
     row |= readability(rows, y[known])
     row |= agreement(strongest_dimension(z), y)
+    row["communities"] = len(np.unique(communities(z)))
     for name, clusters in (
+        ("community", strongest_group(z)),
         ("group", strongest_group(z, classes)),
         ("k_means", k_means(z, classes, seed)),
     ):
