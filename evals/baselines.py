@@ -6,6 +6,7 @@ codes with at most k entries.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,8 +40,15 @@ def pca(x: Tensor, k: int, budget: Budget) -> Code:
     return lambda h: (h - mean) @ axes
 
 
-def nmf(x: Tensor, k: int, budget: Budget, components: int = 256) -> Code:
+def nmf(x: Tensor, k: int, budget: Budget) -> Code:
     """scikit-learn's NMF of the positive and the negative parts, the k largest entries."""
+    whole = _nmf(x, budget)
+    return lambda h: top_k(whole(h), k)
+
+
+@lru_cache(maxsize=1)
+def _nmf(x: Tensor, budget: Budget, components: int = 256) -> Code:
+    """Whole codes, the same for every k: fitted once."""
     from sklearn.decomposition import MiniBatchNMF
 
     def parts(h: Tensor) -> Any:
@@ -51,7 +59,7 @@ def nmf(x: Tensor, k: int, budget: Budget, components: int = 256) -> Code:
         min(components, budget.dims, len(x)), batch_size=1024, max_iter=30,
         random_state=budget.seed, tol=0.0, max_no_improvement=None,
     ).fit(parts(x))  # fmt: skip
-    return lambda h: top_k(torch.from_numpy(model.transform(parts(h))).float(), k)
+    return lru_cache(lambda h: torch.from_numpy(model.transform(parts(h))).float())
 
 
 def one_hot(x: Tensor, k: int, budget: Budget) -> Code:
@@ -62,11 +70,15 @@ def one_hot(x: Tensor, k: int, budget: Budget) -> Code:
 
 def soft_clusters(x: Tensor, k: int, budget: Budget) -> Code:
     """The cosines to the k nearest of k-means' centres; as many centres as a third of the rows."""
-    with torch.random.fork_rng():
-        torch.manual_seed(budget.seed)
-        centres = k_means(F.normalize(x, dim=1), min(budget.dims, max(k, len(x) // 3)))
-    centres = F.normalize(centres, dim=1)
+    centres = _centres(x, min(budget.dims, max(k, len(x) // 3)), budget.seed)
     return lambda h: top_k((F.normalize(h, dim=1) @ centres.T).relu(), k)
+
+
+@lru_cache(maxsize=1)
+def _centres(x: Tensor, count: int, seed: int) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return F.normalize(k_means(F.normalize(x, dim=1), count), dim=1)
 
 
 def csr(x: Tensor, k: int, budget: Budget) -> Code:

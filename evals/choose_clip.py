@@ -1,16 +1,18 @@
-"""Which heads should CLIP have? Settings of the recipe compared on held-out training emoji.
+"""Which heads should CLIP have? Changes to the recipe compared on held-out training images.
 
-Of the training emoji a further vendor (`style`) and a further fifth (`unseen`) are held out; the
-splits that the recipe reports are never read. Each setting is trained with every seed.
+Of the training emoji a further vendor (`style`) and a further fifth (`unseen`) are held out, of
+Flickr8k the last 1,000 training images; the splits that the recipe reports are never read.
 
 Usage:
     python evals/choose_clip.py
-    python evals/choose_clip.py --dims 512 --k 10 --spectral 10
+    python evals/choose_clip.py --change dims=512 k=10
+    NCL_DATA=<folder> python evals/choose_clip.py --data flickr8k --change dims=4096 k=82
 """
 
 import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -19,36 +21,52 @@ import tyro
 from ncl_multi.log import show_messages
 
 if TYPE_CHECKING:
+    from ncl_multi.adapters.clip.heads import ClipHeads
     from ncl_multi.adapters.clip.inputs import TowerFeatures
     from ncl_multi.adapters.clip.pairs import Pairs
 
+RECIPE: dict[str, Any] = {
+    "image_size": 160, "dims": 1024, "k": 16, "start": "clusters", "spectral": 10.0,
+    "dropout": 0.5, "temperature": 0.05, "min_temperature": 0.03, "lr": 3e-3, "steps": 168,
+}  # fmt: skip
+"""The recipe's settings, which a change starts from; `activation` and `contrast` may be changed."""
+
 COMPARED: tuple[dict[str, Any], ...] = (
-    {"dims": 1024, "k": 102, "spectral": 0.0, "clusters": False},
-    {"dims": 1024, "k": 16, "spectral": 0.0, "clusters": True},
-    {"dims": 512, "k": 10, "spectral": 10.0, "clusters": True},
-    {"dims": 1024, "k": 16, "spectral": 10.0, "clusters": True},
-    {"dims": 1024, "k": 16, "spectral": 30.0, "clusters": True},
+    {"k": 102, "start": "random", "spectral": 0.0},
+    {"spectral": 0.0},
+    {"spectral": 5.0},
+    {},
+    {"image_size": 112},
+    {"image_size": 128},
+    {"image_size": 192},
+    {"dims": 512, "k": 10},
 )
+"""Changes to the recipe, each by itself; the first is the former default."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of CLIP's heads compared on held-out training emoji."""
+    """Changes to CLIP's heads compared on held-out training images."""
 
-    dims: int | None = None
-    """Compare only this width, with `k`, `spectral` and `clusters`; None compares `COMPARED`."""
-    k: int = 16
-    """Active entries of a row."""
-    spectral: float = 10.0
-    """Weight of the spectral loss."""
-    clusters: bool = True
-    """Start on clusters of the pairs."""
+    data: str = "emoji"
+    """`emoji` or `flickr8k`."""
+    change: tuple[str, ...] = ()
+    """Compare only this, names and values in JSON (`dims=512`); none compares `COMPARED`."""
     vendor: str = "Goog"
-    """The training vendor that is held out."""
+    """The vendor of training emoji that is held out."""
     seeds: tuple[int, ...] = (0, 1)
-    """At least two, for stability."""
-    steps: int = 168
-    """Steps of training."""
+    """Figures are means; two or more give stability."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def hold_out_last(train: "TowerFeatures", count: int = 1000) -> dict[str, "TowerFeatures"]:
+    """Training features without the last images, and those."""
+    import torch
+
+    rows = torch.arange(len(train))
+    rest = _keep(train, rows[:-count], "train")
+    return {"train": rest, "validation": _keep(train, rows[-count:], "validation")}
 
 
 def hold_out(train: "TowerFeatures", vendor: str) -> dict[str, "TowerFeatures"]:
@@ -71,7 +89,7 @@ def _keep(features: "TowerFeatures", rows: Any, split: str) -> "TowerFeatures":
     from ncl_multi.adapters.clip.inputs import TowerFeatures
 
     pairs = features.pairs.keep(rows.tolist())
-    if split != "train":
+    if split != "train" and pairs.groups is not None:
         pairs = _labels_only(pairs)
     number = {caption: row for row, caption in enumerate(features.pairs.captions)}
     text = features.text[[number[caption] for caption in pairs.captions]]
@@ -88,7 +106,7 @@ def _labels_only(pairs: "Pairs") -> "Pairs":
     return replace(pairs, captions=list(number), links=links)
 
 
-def train_heads(cfg: Config, setting: dict[str, Any], train: "TowerFeatures", seed: int):
+def train_heads(setting: dict[str, Any], train: "TowerFeatures", seed: int) -> "ClipHeads":
     """The recipe's training, with its other settings."""
     import torch
     from torch.utils.data import DataLoader
@@ -98,44 +116,51 @@ def train_heads(cfg: Config, setting: dict[str, Any], train: "TowerFeatures", se
     from ncl_multi.adapters.clip.objective import ClipObjective
 
     torch.manual_seed(seed)
-    heads = ClipHeads(
-        train.image.shape[2], train.text.shape[1], setting["dims"],
-        k=setting["k"], spectral=setting["spectral"],
-        dropout=0.5, temperature=0.05, min_temperature=0.03,
-    )  # fmt: skip
+    not_of_heads = ("image_size", "dims", "start", "lr", "steps")
+    options = {name: value for name, value in setting.items() if name not in not_of_heads}
+    widths = train.image.shape[2], train.text.shape[1]
+    heads = ClipHeads(*widths, setting["dims"], **options)
     heads.centre(train.image[0], train.text)
-    if setting["clusters"]:
+    if setting["start"] == "clusters":
         heads.start_on_clusters(train.image[0], train.text, train.pairs.links)
 
     plan = TrainConfig(
-        steps=cfg.steps, batch_size=min(512, len(train)), lr=3e-3, seed=seed, device="cpu",
+        steps=setting["steps"], batch_size=min(512, len(train)), lr=setting["lr"], seed=seed,
+        device="cpu",
     )  # fmt: skip
     rows: Any = train
     fit(ClipObjective(heads, train), DataLoader(rows, plan.batch_size, drop_last=True), plan)
     return heads.eval()
 
 
-def compare(cfg: Config, setting: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
-    """One row of the table: the mean over seeds, and the stability of each seed and the next."""
-    from ncl_multi.adapters.clip.report import both_ways, codes
+def compare(
+    setting: dict[str, Any], splits: dict[str, "TowerFeatures"], seeds: tuple[int, ...]
+) -> dict[str, Any]:
+    """Figures of the held-out images, mean over seeds, and of each seed and the next."""
+    from ncl_multi.adapters.clip.report import both_ways, codes, whole_codes
     from ncl_multi.metrics import class_consistency, distinct, purity, stability
 
-    heads = [train_heads(cfg, setting, splits["train"], seed) for seed in cfg.seeds]
-    row = dict(setting)
-    for split in ("style", "unseen"):
+    heads = [train_heads(setting, splits["train"], seed) for seed in seeds]
+    row: dict[str, float] = {}
+    for split in [name for name in splits if name != "train"]:
         pairs = splits[split].pairs
         z = [codes(own, splits[split]) for own in heads]
-        found = [both_ways(*own, pairs.relevant()) for own in z]
         images = [z_image for z_image, _ in z]
-        row |= {
-            f"{split}_t2i_r_at_10": mean(own["t2i_r_at_10"] for own in found),
-            f"{split}_i2t_r_at_10": mean(own["i2t_r_at_10"] for own in found),
-            f"{split}_purity": mean(purity(own, pairs.y) for own in images),
-            f"{split}_consistency": mean(class_consistency(own, pairs.y) for own in images),
-            f"{split}_distinct": mean(distinct(own) for own in images),
-            f"{split}_stability": mean(stability(*two) for two in pairwise(images)),
+        ways = {
+            "": [both_ways(*own, pairs.relevant()) for own in z],
+            "whole_": [both_ways(*whole_codes(h, splits[split]), pairs.relevant()) for h in heads],
         }
-    return {name: round(v, 3) if isinstance(v, float) else v for name, v in row.items()}
+        for rows, found in ways.items():
+            for way in ("t2i_r_at_10", "i2t_r_at_10"):
+                row[f"{split}_{rows}{way}"] = mean(figures[way] for figures in found)
+        if pairs.y is not None:
+            y = pairs.y
+            row[f"{split}_purity"] = mean(purity(own, y) for own in images)
+            row[f"{split}_consistency"] = mean(class_consistency(own, y) for own in images)
+        row[f"{split}_distinct"] = mean(distinct(own) for own in images)
+        if len(images) > 1:
+            row[f"{split}_stability"] = mean(stability(*two) for two in pairwise(images))
+    return {name: round(value, 3) for name, value in row.items()}
 
 
 def main(cfg: Config) -> None:
@@ -143,14 +168,26 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.clip.inputs import tower_features
     from ncl_multi.adapters.clip.load import DEMO, load_towers
     from ncl_multi.data.fetch import cache
+    from ncl_multi.report import write_json
 
-    if len(cfg.seeds) < 2:
-        raise ValueError(f"stability needs at least two seeds; got {cfg.seeds}")
-    train = tower_features(load_towers(DEMO), read_pairs("emoji")["train"], cache() / "clip")
-    splits = hold_out(train, cfg.vendor)
-    asked = {"dims": cfg.dims, "k": cfg.k, "spectral": cfg.spectral, "clusters": cfg.clusters}
-    for setting in COMPARED if cfg.dims is None else (asked,):
-        print(json.dumps(compare(cfg, setting, splits)), flush=True)
+    asked: dict[str, Any] = {}
+    for given in cfg.change:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise ValueError(f"a change is a name and a value, as dims=512; got {given!r}")
+        asked[name] = value if name in ("start", "activation") else json.loads(value)
+    rows = []
+    pairs = read_pairs(cfg.data)["train"]
+    for change in (asked,) if asked else COMPARED:
+        setting = RECIPE | change
+        towers = load_towers(DEMO, image_size=setting["image_size"])
+        train = tower_features(towers, pairs, cache() / "clip")
+        emoji = train.pairs.groups is not None
+        splits = hold_out(train, cfg.vendor) if emoji else hold_out_last(train)
+        rows.append({"change": change} | compare(setting, splits, cfg.seeds))
+        print(json.dumps(rows[-1]), flush=True)
+        if cfg.out is not None:
+            write_json(cfg.out, rows)
 
 
 if __name__ == "__main__":

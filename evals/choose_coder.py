@@ -1,16 +1,20 @@
-"""Which settings should `SparseCoder` have? Compared on held-out rows, without any judgement.
+"""Which settings should `SparseCoder` have? Known-item search, without any label or judgement.
 
-A tenth of the embeddings is held out as queries. Measured is the share of the ten rows nearest by
-the whole embeddings that are among the ten nearest by codes. The queries and judgements of the
-collections that are reported are never read.
+Each text is cut in two: its beginning searches, and what it should find is the rest. The coder is
+fitted on the rests only. The collections that are reported are never read.
+
+    docstrings   of NumPy, SciPy and scikit-learn: the first sentence finds the next 100 words
+    captions     of Flickr8k's training pictures (NCL_DATA): one caption finds the other four
 
 Usage:
-    python evals/choose_coder.py documents.npy
-    python evals/choose_coder.py documents.npy --steps 100 --dims 1024
+    python evals/choose_coder.py
+    python evals/choose_coder.py --change temperature=0.05 steps=100 --seeds 0 1 2
 """
 
+import inspect
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -25,32 +29,99 @@ if TYPE_CHECKING:
 COMPARED: tuple[dict[str, Any], ...] = (
     {},
     {"start": "clusters"},
-    {"imitation": 0.0},
     {"imitation": 3.0},
     {"imitation": 30.0},
     {"temperature": 0.05},
+    {"temperature": 0.2},
     {"teacher_temperature": 0.1},
     {"noise": 0.3},
-    {"learning_rate": 5e-3},
+    {"learning_rate": 1e-3},
     {"neighbours": 5},
+    {"steps": 100},
+    {"dims": 768},
 )
-"""What is changed in the defaults."""
+"""Changes to the defaults, each by itself."""
+MODULES = (
+    "numpy", "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
+    "scipy.optimize", "scipy.signal", "scipy.sparse", "scipy.spatial", "scipy.special",
+    "scipy.stats", "sklearn.cluster", "sklearn.datasets", "sklearn.decomposition",
+    "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "sklearn.preprocessing",
+)  # fmt: skip
+"""What docstrings are read from."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `SparseCoder` compared by how much of the nearest rows their codes keep."""
+    """Settings of `SparseCoder` compared by known-item search."""
 
-    embeddings: tyro.conf.Positional[Path]
-    """A .npy, .npz or parquet file."""
-    dims: int = 2048
-    """Width of the codes."""
-    steps: int = 300
-    """Training steps."""
+    texts: tuple[str, ...] = ("docstrings", "captions")
+    """Which texts."""
+    change: tuple[str, ...] = ()
+    """Compare only this, names and values in JSON (`noise=0.3`); none compares `COMPARED`."""
+    most: int = 1200
+    """Texts of each kind, at even distances."""
     k: tuple[int, ...] = (4, 16, 64)
     """Entries of a code."""
     seeds: tuple[int, ...] = (0,)
-    """The mean over these is printed."""
+    """Figures are means over these."""
+    cache: Path = Path("runs/embeddings")
+    """Folder that keeps MiniLM's embeddings."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def docstrings() -> dict[str, str]:
+    """What the public functions and classes of three libraries say: first sentence and next 100 words."""
+    found: dict[str, str] = {}
+    for module in map(import_module, MODULES):
+        for name, thing in sorted(vars(module).items()):
+            if name.startswith("_") or not callable(thing):
+                continue
+            first, _, rest = (inspect.getdoc(thing) or "").partition("\n\n")
+            first, words = " ".join(first.split()), rest.split()[:100]
+            # Compiled functions begin with their signature.
+            if "(" not in first and len(first.split()) >= 4 and len(words) >= 20:
+                found.setdefault(first, " ".join(words))
+    return found
+
+
+def captions() -> dict[str, str]:
+    """What people wrote of the training pictures of Flickr8k: a caption and the other four."""
+    from ncl_multi.data import flickr8k
+
+    of_pictures = flickr8k("train").captions
+    return {own[0]: " ".join(own[1:]) for own in of_pictures if len(own) > 1}
+
+
+def compare(
+    change: dict[str, Any], x: "np.ndarray", queries: "np.ndarray", cfg: Config
+) -> dict[str, float]:
+    """Figures of the defaults with a change, for each k with equal and with whole queries."""
+    import numpy as np
+    import torch
+    from scipy.sparse import eye_array
+
+    import ncl_multi as ncl
+    from ncl_multi.metrics import ndcg_at_k
+
+    right = eye_array(len(x), format="csr")
+    whole = ndcg_at_k(torch.from_numpy(queries), torch.from_numpy(x), right)
+    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, x)]
+    near = np.argsort(-(unit[0] @ unit[1].T), axis=1, kind="stable")[:, :10]
+    figures: dict[str, list[float]] = {}
+    for seed in cfg.seeds:
+        options = {"k": max(cfg.k), "ks": cfg.k, "random_state": seed} | change
+        coder = ncl.SparseCoder(**options).fit(x)
+        for k in cfg.k:
+            codes = coder.transform(x, k=k)
+            for name, entries in {"": k, "_whole_query": coder.dims}.items():
+                searching = coder.transform(queries, k=entries)
+                share = ndcg_at_k(searching, codes, right) / whole
+                figures.setdefault(f"share_{k}{name}", []).append(share)
+                figures.setdefault(f"kept_{k}{name}", []).append(
+                    kept_neighbours(near, searching, codes)
+                )
+    return {name: round(mean(values), 4) for name, values in figures.items()}
 
 
 def kept_neighbours(near: "np.ndarray", queries: Any, items: Any) -> float:
@@ -63,36 +134,34 @@ def kept_neighbours(near: "np.ndarray", queries: Any, items: Any) -> float:
     return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in pairs]))
 
 
-def compare(cfg: Config, setting: dict[str, Any], x: "np.ndarray") -> dict[str, Any]:
-    """One row of the table: the setting, and for each k equal and whole queries."""
-    import numpy as np
-
-    import ncl_multi as ncl
-
-    held = len(x) // 10
-    items, queries = x[:-held], x[-held:]
-    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, items)]
-    near = np.argsort(-(unit[0] @ unit[1].T), axis=1, kind="stable")[:, :10]
-    found: dict[str, list[float]] = {}
-    for seed in cfg.seeds:
-        options = {"steps": cfg.steps, "random_state": seed} | setting
-        coder = ncl.SparseCoder(cfg.dims, max(cfg.k), **options).fit(items)
-        for k in cfg.k:
-            codes = coder.transform(items, k=k)
-            for name, entries in {"": k, "_free": cfg.dims}.items():
-                kept = kept_neighbours(near, coder.transform(queries, k=entries), codes)
-                found.setdefault(f"k={k}{name}", []).append(kept)
-    return setting | {name: round(mean(values), 3) for name, values in found.items()}
-
-
 def main(cfg: Config) -> None:
     import numpy as np
+    from embeddings import embed_texts
 
-    from ncl_multi.data.arrays import read_embeddings
+    from ncl_multi.report import write_json
 
-    x = np.array(read_embeddings(cfg.embeddings))
-    for setting in COMPARED:
-        print(json.dumps(compare(cfg, setting, x)), flush=True)
+    asked: dict[str, Any] = {}
+    for given in cfg.change:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise ValueError(f"a change is a name and a value, as noise=0.3; got {given!r}")
+        asked[name] = json.loads(value)
+    rows = []
+    for kind in cfg.texts:
+        texts = list({"docstrings": docstrings, "captions": captions}[kind]().items())
+        chosen = np.linspace(0, len(texts) - 1, min(cfg.most, len(texts))).astype(int)
+        queries, x = (
+            embed_texts(
+                cfg.cache / f"{kind}_{cfg.most}_{side}.npy", [texts[row][side] for row in chosen]
+            )
+            for side in (0, 1)
+        )
+        for change in (asked,) if asked else COMPARED:
+            figures = compare(change, x, queries, cfg)
+            rows.append({"texts": kind, "change": change} | figures)
+            print(json.dumps(rows[-1]), flush=True)
+            if cfg.out is not None:
+                write_json(cfg.out, rows)
 
 
 if __name__ == "__main__":

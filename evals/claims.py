@@ -1,50 +1,70 @@
-"""Does what the paper says hold here? Every claim as one row: paper, twin, NCL, held or not.
+"""Does what the paper says hold here? Every claim as one row: paper, twin, NCL, interval, verdict.
 
 Usage:
-    python evals/claims.py --quick          # CIFAR-10 on two cores, within half an hour
-    python evals/claims.py                  # the paper's CIFAR-10 settings, for a GPU
-    python evals/claims.py --quick --only sprites
+    python evals/claims.py                      # a part of CIFAR-10, for CI
+    python evals/claims.py --preset small       # all of CIFAR-10 on two cores: hours, resumable
+    python evals/claims.py --preset paper       # the paper's CIFAR-10 settings, for a GPU
+    python evals/claims.py --preset small --minutes 60 --only contrastive
 
-Each part's figures are kept in `<out>/parts`; the same command resumes. On a
-CPU several parts run side by side, a core each, and what they say is in `<out>/parts/*.log`. The
-twin is the same model with signed features, trained with the same seeds and budget.
+Each part's figures are kept in `<out>/parts`; the same command resumes. Parts of other settings or
+versions are refused. On a CPU several parts run side by side, a core each, and what they say is in
+`<out>/parts/*.log`. The twin is the same model with signed features, trained with the same seeds
+and budget.
+
+A claim is held if the whole 95 % interval of the difference is on its side of the goal, not held if
+the whole interval is on the other side, else not decided. The interval is over seeds and, for
+accuracies, over the test pictures as well; it needs three seeds. When all parts of a preset are
+measured, the table is written to `evals/results/<preset>.json`, with versions and commits.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from statistics import mean, pstdev
 from typing import Any, Literal
 
+import numpy as np
 import tyro
 
 from ncl_multi.log import show_messages
 
 NONNEGATIVE = ("relu", "softplus", "sigmoid", "exp")
 SIGNED = ("leaky_relu", "gelu")
-Row = dict[str, float]
+BOTH = ("none", "relu")
+CURVES = {"temperature": (0.05, 0.1, 0.2, 0.5), "hidden_dim": (64, 256, 1024)}
+SEEDS_FOR_A_VERDICT = 3
+WRONG_LABELS, FEW_PER_CLASS = 0.4, 10
+Row = dict[str, Any]
+"""A measure is a number, or an array with one number per test picture."""
 
 
 @dataclass(frozen=True)
 class Config:
     """The paper's claims, measured."""
 
-    quick: bool = False
-    """A small ResNet on a part of CIFAR-10; otherwise the paper's settings, for a GPU."""
-    out: Path = Path("runs/claims")
-    """Folder for the table, the picture, the features and the parts' figures."""
+    preset: Literal["quick", "small", "paper"] = "quick"
+    """A part of CIFAR-10 for CI, all of it for hours of two cores, or the paper's, for a GPU."""
+    data: str = "cifar10"
+    """Pictures with labels: `cifar10`, `hf:<name>`, or a folder with one folder per class."""
+    out: Path | None = None
+    """Folder for the parts' figures, models and features; None is `runs/claims/<preset>`."""
     only: str = ""
     """Run only the parts whose name starts with this."""
+    minutes: float | None = None
+    """Start no further part after so many minutes."""
+    curves: bool = False
+    """Also train with other temperatures and projector widths."""
     seeds: tuple[int, ...] | None = None
     """Seeds to average over; None leaves it to the preset."""
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
     jobs: int | None = None
     """Parts that run side by side; None for one per core, and one where there is a GPU."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of training."""
+    results: Path = Path(__file__).parent / "results"
+    """Folder for the table of a preset whose parts are all measured."""
 
 
 @dataclass(frozen=True)
@@ -68,94 +88,91 @@ class Preset:
     sprite_steps: int = 10_000
 
 
-QUICK = Preset(
+SMALL = Preset(
     model="resnet-small",
+    hidden_dim=512,
+    epochs=60,
+    lr=2e-3,
+    lars=False,
+    jitter=0.4,
+    labelled_epochs=10,
+    sprite_steps=2_000,
+)
+QUICK = replace(
+    SMALL,
     hidden_dim=256,
     images=5_000,
     test_images=2_000,
     epochs=6,
     batch_size=128,
-    lr=2e-3,
-    lars=False,
-    jitter=0.4,
-    seeds=(0, 1),
     labelled_epochs=4,
     sprite_steps=200,
 )
+PRESETS = {"quick": QUICK, "small": SMALL, "paper": Preset()}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, the measure that tests it and the rule that decides."""
+    """A sentence of the paper, the measure that tests it and what would be enough.
+
+    Of NCL's figure less its twin's, or of NCL's figure alone where `paired` is not set.
+    """
 
     says: str
     paper: str
     measure: str
-    rule: Callable[[Sequence[float], Sequence[float]], bool]
+    goal: float = 0.0
+    lower: bool = False
+    paired: bool = True
     unit: str = "%"
+    twin: str = "none"
+    ncl: str = "relu"
 
-
-def higher(twin: Sequence[float], ncl: Sequence[float]) -> bool:
-    """NCL above its twin with every seed."""
-    return all(b > a for a, b in zip(twin, ncl, strict=True))
-
-
-def lower(twin: Sequence[float], ncl: Sequence[float]) -> bool:
-    """NCL below its twin with every seed."""
-    return all(b < a for a, b in zip(twin, ncl, strict=True))
-
-
-def no_worse(twin: Sequence[float], ncl: Sequence[float]) -> bool:
-    """NCL's mean at most one point below its twin's."""
-    return mean(ncl) >= mean(twin) - 0.01
-
-
-def over_nine_tenths(twin: Sequence[float], ncl: Sequence[float]) -> bool:
-    """NCL's mean above 90 %."""
-    return mean(ncl) > 0.9
-
-
-def loses_nothing(twin: Sequence[float], ncl: Sequence[float]) -> bool:
-    """NCL's mean falls by at most one point."""
-    return mean(ncl) >= -0.01
+    @property
+    def held_if(self) -> str:
+        """The rule in words."""
+        digits, unit = (f"{100 * self.goal:g}", "points") if self.unit != "nats" else ("0", "nats")
+        of = "NCL - twin" if self.paired else "NCL"
+        return f"{of} {'below' if self.lower else 'above'} {digits} {unit}"
 
 
 SEPIN_IN_PAPER: dict[Any, str] = {1: "0.88 -> 7.43", 10: "0.79 -> 5.93", 100: "0.69 -> 3.87"}
 SEPIN_IN_PAPER |= {"all": "0.47 -> 0.48"}
 CLAIMS = (
-    Claim("Sparsity, head", "over 90 % zeros", "sparsity", over_nine_tenths),
-    Claim("Class consistency, head", "10.0 -> 53.8 % (a rerun)", "class_consistency", higher),
-    Claim("Correlation of dimensions, head", "lower", "correlation", lower),
-    Claim("Linear probe, encoder", "87.6 -> 87.8 %", "probe", no_worse),
-    Claim("Fine-tuning, encoder", "92.3 -> 92.6 %", "fine_tuned", higher),
-    Claim("Corrupted pictures, encoder", "34.5 -> 36.1 % (ImageNet-100)", "corrupted", higher),
+    Claim("Sparsity, head", "over 90 % zeros", "sparsity", 0.9, paired=False),
+    Claim("Class consistency, head", "10.0 -> 53.8 % (a rerun)", "class_consistency"),
+    Claim("Correlation of dimensions, head", "lower", "correlation", lower=True),
+    Claim("Linear probe, encoder", "87.6 -> 87.8 %", "probe", -0.01),
+    Claim("Fine-tuning, encoder", "92.3 -> 92.6 %", "fine_tuned"),
+    Claim("Corrupted pictures, encoder", "34.5 -> 36.1 % (ImageNet-100)", "corrupted"),
     *(
-        Claim(
-            f"SEPIN@{k}, {kind}", f"{paper} (unit not known)", f"sepin@{k} {kind}", higher, "nats"
-        )
+        Claim(f"SEPIN@{k}, {kind}", f"{paper} (unit not known)", f"sepin@{k} {kind}", unit="nats")
         for kind in ("renormalised", "fixed")
         for k, paper in SEPIN_IN_PAPER.items()
     ),
     Claim(
-        "Quarter of dims by activation: probe",
-        "-0.3 -> 0.0",
-        "probe_change",
-        loses_nothing,
-        "points",
+        "Quarter of dims by activation: probe", "-0.3 -> 0.0", "probe_change", -0.01, paired=False
     ),
-    Claim(
-        "Quarter of dims by activation: mAP", "-0.7 -> 0.0", "map_change", loses_nothing, "points"
-    ),
-    Claim("Quarter of dims at random: probe", "-0.6 -> -4.6", "random_change", lower, "points"),
-    Claim(
-        "Cross entropy, non-negative",
-        "76.1 -> 78.6 % (ImageNet-100)",
-        "supervised",
-        higher,
-    ),
-    Claim("Posterior recovered: correlation", "exact, in theory", "posterior", over_nine_tenths),
-    Claim("Factors of own sprites: DCI", "no figure", "disentanglement", higher),
+    Claim("Quarter of dims by activation: mAP", "-0.7 -> 0.0", "map_change", -0.01, paired=False),
+    Claim("Quarter of dims at random: probe", "-0.6 -> -4.6", "random_change", lower=True),
+    Claim("Cross entropy, non-negative", "76.1 -> 78.6 % (ImageNet-100)", "supervised"),
+    Claim("Posterior recovered: correlation", "exact, in theory", "posterior", 0.9, paired=False),
+    Claim("Factors of own sprites: DCI", "no figure", "disentanglement"),
 )
+FOLLOW_UPS = (
+    Claim("Linear probe, encoder; twin: untrained network", "not given", "probe", twin="untrained"),
+    Claim(f"Probe of codes, {WRONG_LABELS:.0%} wrong labels", "better", "wrong_labels"),
+    Claim(f"Probe of codes, {FEW_PER_CLASS} labels per class", "better", "few_labels"),
+    Claim("Noise on pictures, encoder", "better", "corrupted noise"),
+    Claim("Stability over seeds", "predicted by the theory", "stability"),
+    *(
+        Claim(
+            f"Cross entropy, non-negative, with {change}", "not given", "supervised",
+            twin=f"none+{change}", ncl=f"relu+{change}",
+        )
+        for change in ("batch_norm", "bias", "scale")
+    ),
+)  # fmt: skip
 
 
 class Parts:
@@ -163,7 +180,8 @@ class Parts:
 
     def __init__(self, cfg: Config):
         self.cfg = cfg
-        self.preset = QUICK if cfg.quick else Preset()
+        self.preset = PRESETS[cfg.preset]
+        self.out = cfg.out or Path("runs/claims") / cfg.preset
         if cfg.seeds:
             self.preset = replace(self.preset, seeds=cfg.seeds)
 
@@ -171,43 +189,68 @@ class Parts:
     def pictures(self) -> tuple[Any, Any]:
         from ncl_multi import data
 
-        sizes = (self.preset.images, self.preset.test_images)
-        train, test = (data.cifar10(split) for split in ("train", "test"))
-        return train.first(sizes[0]), test.first(sizes[1])
+        p = self.preset
+        train, test = (
+            data.images(self.cfg.data, split, size=p.size) for split in ("train", "test")
+        )
+        return train.first(p.images), test.first(p.test_images)
 
     def all(self) -> dict[str, Callable[[], Row]]:
         """Names and functions, a seed after the other, so that a stopped run has whole seeds."""
-        both = ("none", "relu")
+        changed = [f"{kind}+{c}" for c in ("batch_norm", "bias", "scale") for kind in BOTH]
+        curves = [f"{kind}+{name}={x}" for name, xs in CURVES.items() for x in xs for kind in BOTH]
         parts: dict[str, Callable[[], Row]] = {}
         for seed in self.preset.seeds:
-            for measure, activations in (
-                (self.contrastive, both),
-                (self.supervised, both),
-                (posterior, both),
+            for measure, variants in (
+                (self.contrastive, ("untrained", *BOTH)),
+                (self.supervised, BOTH),
+                (posterior, BOTH),
                 (self.contrastive, (*NONNEGATIVE[1:], *SIGNED)),
-                (self.sprites, both),
+                (self.sprites, BOTH),
+                (self.supervised, changed),
+                (self.contrastive, curves if self.cfg.curves else ()),
             ):
-                for activation in activations:
-                    name = f"{measure.__name__} {activation} {seed}"
-                    parts[name] = partial(measure, activation, seed)
+                for variant in variants:
+                    name = f"{measure.__name__} {variant} {seed}"
+                    parts[name] = partial(measure, variant, seed)
         return {name: part for name, part in parts.items() if name.startswith(self.cfg.only)}
 
-    def kept(self, name: str, part: Callable[[], Row]) -> Row:
-        """The part's figures, from its file if the same preset wrote one."""
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What figures depend on; those measured with other settings are not mixed in."""
         import dataclasses
+        from importlib.metadata import version
+
+        import ncl_multi as ncl
+
+        preset = dataclasses.asdict(replace(self.preset, seeds=()))
+        versions = {name: version(name) for name in ("torch", "timm")}
+        return {
+            "preset": {name: value for name, value in preset.items() if name != "seeds"},
+            "data": self.cfg.data,
+            "precision": self.plan("", 0).on_this_machine().precision,
+            "versions": {"ncl_multi": ncl.__version__} | versions,
+        }
+
+    def kept(self, name: str, part: Callable[[], Row]) -> Row:
+        """The part's figures, from its file if the same settings and versions wrote one."""
         import json
 
         from ncl_multi.report import write_json
 
-        path = self.cfg.out / "parts" / f"{name.replace(' ', '_')}.json"
-        preset = json.loads(json.dumps(dataclasses.asdict(replace(self.preset, seeds=()))))
+        path = self.out / "parts" / f"{name.replace(' ', '_')}.json"
         if path.exists():
             stored = json.loads(path.read_text())
-            if stored["preset"] != preset:
-                raise ValueError(f"{path} is of another preset; choose another --out")
-            return stored["figures"]
+            for setting, value in self.settings.items():
+                if stored.get(setting) != value:
+                    raise ValueError(
+                        f"{path} was measured with another {setting}: {stored.get(setting)}, now "
+                        f"{value}; choose another --out, or delete the folder"
+                    )
+            return {measure: _unpacked(value) for measure, value in stored["figures"].items()}
         figures = part()
-        write_json(path, {"preset": preset, "figures": figures})
+        packed = {measure: _packed(value) for measure, value in figures.items()}
+        write_json(path, self.settings | {"commit": _commit(), "figures": packed})
         return figures
 
     def plan(self, name: str, seed: int, **changes: Any) -> Any:
@@ -216,7 +259,7 @@ class Parts:
 
         p = self.preset
         plan = ClassifierConfig(
-            out=self.cfg.out / "trained" / name, epochs=p.epochs, batch_size=p.batch_size, lr=p.lr,
+            out=self.out / "trained" / name, epochs=p.epochs, batch_size=p.batch_size, lr=p.lr,
             seed=seed, device=self.cfg.device, precision=self.cfg.precision, jitter=p.jitter,
             temperature=p.temperature, optimizer="lars" if p.lars else "adamw",
         )  # fmt: skip
@@ -230,52 +273,76 @@ class Parts:
         sizes = {"dims": p.dims, "hidden_dim": p.hidden_dim, "size": p.size} | changes
         return NonNegVision(p.model, activation=activation, batch_norm=False, seed=seed, **sizes)
 
-    def contrastive(self, activation: Any, seed: int) -> Row:
-        """SimCLR with this activation, and everything that is asked of its features."""
+    def contrastive(self, variant: str, seed: int) -> Row:
+        """SimCLR with this activation, and everything that is asked of its features.
+
+        A variant may have a change, `relu+temperature=0.1`, and `untrained` is the network before
+        its first step.
+        """
         from ncl_multi.adapters.vision.report import (
             both_outputs,
-            corrupted_accuracy,
-            fine_tuned_encoder,
+            corrupted_hits,
+            fine_tuned_hits,
         )
         from ncl_multi.codes.features import Features
         from ncl_multi.metrics import LinearProbe, readability
 
-        p, name = self.preset, f"{activation}_{seed}"
+        p, name = self.preset, f"{variant}_{seed}"
         train, test = self.pictures
-        model = self.model(activation, seed).fit(train, self.plan(name, seed))
+        activation, _, change = variant.partition("+")
+        setting, _, value = change.partition("=")
+        width = {"hidden_dim": int(value)} if setting == "hidden_dim" else {}
+        told = {"temperature": float(value)} if setting == "temperature" else {}
+        model = self.model("none" if activation == "untrained" else activation, seed, **width)
+        if activation == "untrained":
+            h, test_h = (model.embed(images.images) for images in (train, test))
+            return {"probe": _hits(LinearProbe.fit(h, train.y), test_h, test.y)}
+        model.fit(train, self.plan(name, seed, **told))
         (h, z), (test_h, test_z) = (both_outputs(model, own).values() for own in (train, test))
-        about = {"model": p.model, "data": "cifar10", "seed": seed, "activation": activation}
+        about = {"model": p.model, "data": self.cfg.data, "seed": seed, "activation": activation}
         about |= {"output": "head", "normalised": False, "classes": test.classes}
         for split, codes, y in (("train", z, train.y), ("test", test_z, test.y)):
-            where = self.cfg.out / "features" / name / f"{split}_head.safetensors"
+            where = self.out / "features" / name / f"{split}_head.safetensors"
             Features(codes, y, about=about | {"split": split}).save(where)
         probe = LinearProbe.fit(h, train.y)
-        row = readability(test_z, test.y) | {"probe": probe.accuracy(test_h, test.y)}
-        if activation in ("none", "relu"):
-            worse = corrupted_accuracy(model, probe, test)
-            row |= {f"corrupted {kind}": accuracy for kind, accuracy in worse.items()}
+        row: Row = readability(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
+        if variant in BOTH:
+            worse = corrupted_hits(model, probe, test)
+            row |= {f"corrupted {kind}": hits.double().numpy() for kind, hits in worse.items()}
+            row["corrupted"] = np.mean([row[f"corrupted {kind}"] for kind in worse], axis=0)
             row |= _own(test_z) | _quarter(z, train.y, test_z, test.y, seed)
-            row["corrupted"] = mean(worse.values())
-            row["fine_tuned"] = fine_tuned_encoder(
-                model, train, test, epochs=p.labelled_epochs, seed=seed
-            )
+            row |= _hard_labels(z, train.y, test_z, test.y, seed)
+            fine_tuned = fine_tuned_hits(model, train, test, epochs=p.labelled_epochs, seed=seed)
+            row["fine_tuned"] = fine_tuned.double().numpy()
         return row
 
-    def supervised(self, activation: Any, seed: int) -> Row:
-        """Cross entropy on the head's output: plain on signed codes, the paper's on others."""
+    def supervised(self, variant: str, seed: int) -> Row:
+        """Cross entropy on the head's output: plain on signed codes, the paper's on others.
+
+        With `+batch_norm` before the activation, or with `+bias` or `+scale` in the classifier.
+        """
+        import torch
+
         from ncl_multi.adapters.vision.model import NonNegClassifier
+        from ncl_multi.adapters.vision.report import both_outputs
 
         p = self.preset
         train, test = self.pictures
+        activation, _, change = variant.partition("+")
         model = NonNegClassifier(
-            p.model, p.dims, classes=len(train.classes), activation=activation, batch_norm=False,
-            size=p.size, seed=seed,
+            p.model, p.dims, classes=len(train.classes), activation=activation,  # type: ignore[arg-type]
+            batch_norm=change == "batch_norm", size=p.size, seed=seed,
         )  # fmt: skip
-        name = f"supervised_{activation}_{seed}"
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model.classifier = _classifier(p.dims, len(train.classes), change)
+        name = f"supervised_{variant}_{seed}"
         model.fit(
             train, self.plan(name, seed, epochs=p.labelled_epochs, lr=1e-3, optimizer="adamw")
         )
-        return {"supervised": float((model.predict(test.images) == test.y).float().mean())}
+        with torch.inference_mode():
+            guess = model.classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
+        return {"supervised": (guess == test.y).double().numpy()}
 
     def sprites(self, activation: Any, seed: int) -> Row:
         """Pairs of sprites that differ in one factor, redrawn at random; codes against factors."""
@@ -306,9 +373,14 @@ class Parts:
         z = both_outputs(model, pictures)["head"]
         about: dict[str, Any] = {"data": "sprites", "factors": list(FACTORS), "output": "head"}
         about |= {"model": p.model, "seed": seed, "activation": activation, "normalised": False}
-        where = self.cfg.out / "features" / name / "test_head.safetensors"
+        where = self.out / "features" / name / "test_head.safetensors"
         Features(z, factors, about=about).save(where)
         return {"mig": mig(z, factors), "sap": sap(z, factors)} | dci(z, factors, seed=seed)
+
+
+def _hits(probe: Any, z: Any, y: Any) -> np.ndarray:
+    """One for every row whose class the probe gets right."""
+    return (probe.predict(z).cpu() == y).double().numpy()
 
 
 def _own(z: Any) -> Row:
@@ -327,25 +399,67 @@ def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
     import torch
     from torch.nn.functional import normalize
 
-    from ncl_multi.metrics import linear_probe, mean_average_precision
+    from ncl_multi.metrics import LinearProbe, mean_average_precision
 
     # Ranked on train rows, before anything is fitted.
     activation = normalize(z, dim=1).relu().mean(0).argsort(descending=True)
     chance = torch.randperm(z.shape[1], generator=torch.Generator().manual_seed(seed))
     kept = {"all": torch.arange(z.shape[1])}
     kept |= {"best": activation[: z.shape[1] // 4], "random": chance[: z.shape[1] // 4]}
-    probe = {name: linear_probe(z[:, i], y, test_z[:, i], test_y) for name, i in kept.items()}
+    hits = {
+        name: _hits(LinearProbe.fit(z[:, i], y), test_z[:, i], test_y) for name, i in kept.items()
+    }
     found = {
         name: mean_average_precision(test_z[:, kept[name]], None, test_y)
         for name in ("all", "best")
     }
     return {
-        "head_probe": probe["all"],
+        "head_probe": hits["all"],
         "head_map": found["all"],
-        "probe_change": probe["best"] - probe["all"],
-        "random_change": probe["random"] - probe["all"],
+        "probe_change": hits["best"] - hits["all"],
+        "random_change": hits["random"] - hits["all"],
         "map_change": found["best"] - found["all"],
     }
+
+
+def _hard_labels(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
+    """Probes of the head's output that learn from wrong labels, and from a few right ones."""
+    import torch
+
+    from ncl_multi.data.corrupt import wrong_labels
+    from ncl_multi.metrics import LinearProbe
+
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    few = torch.cat([order[y[order] == label][:FEW_PER_CLASS] for label in y.unique()])
+    noisy = wrong_labels(y, WRONG_LABELS, seed=seed)
+    return {
+        "wrong_labels": _hits(LinearProbe.fit(z, noisy), test_z, test_y),
+        "few_labels": _hits(LinearProbe.fit(z[few], y[few]), test_z, test_y),
+    }
+
+
+def _classifier(dims: int, classes: int, change: str) -> Any:
+    """Class weights; with a bias, or for codes of unit length with a scale that is learnt."""
+    import torch
+    from torch.nn import functional as F
+
+    from ncl_multi import NonNegCrossEntropy
+
+    class Classifier(NonNegCrossEntropy):
+        def __init__(self) -> None:
+            super().__init__(dims, classes)
+            self.bias = torch.nn.Parameter(torch.zeros(classes)) if change == "bias" else None
+            self.scale = torch.nn.Parameter(torch.tensor(10.0)) if change == "scale" else None
+
+        def logits(self, z: torch.Tensor) -> torch.Tensor:
+            z = z if self.scale is None else F.normalize(z, dim=1) * self.scale
+            return F.linear(z, self.weight, self.bias)
+
+        def forward(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(z.device.type, enabled=False):
+                return F.cross_entropy(self.logits(z.float()), y)
+
+    return Classifier()
 
 
 def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
@@ -357,65 +471,122 @@ def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
     return {"posterior": match_columns(codes, world.features)[1]}
 
 
-def judged(figures: dict[str, Row], seeds: Sequence[int]) -> dict[str, dict[str, str]]:
-    """The table: one row a claim whose parts are all there."""
+def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
+    """Stability of each seed's dimensions against the next seed's, of both models, as parts."""
+    from ncl_multi.codes.features import Features
+    from ncl_multi.metrics import stability
 
-    def values(activation: str, measure: str) -> list[float]:
-        rows = [row for name, row in figures.items() if name.split()[1] == activation]
-        return [row[measure] for row in rows if measure in row]
+    rows = {}
+    for kind in BOTH if len(seeds) >= SEEDS_FOR_A_VERDICT else ():
+        files = [out / "features" / f"{kind}_{seed}" / "test_head.safetensors" for seed in seeds]
+        if all(file.exists() for file in files):
+            z = [Features.load(file).z for file in files]
+            for seed, ours, theirs in zip(seeds, z, [*z[1:], z[0]], strict=True):
+                rows[f"stability {kind} {seed}"] = {"stability": stability(ours, theirs)}
+    return rows
+
+
+def verdict(interval: Any, goal: float, *, lower: bool, seeds: int) -> str:
+    """Held or not if the whole interval says so; else, or with too few seeds, not decided."""
+    if seeds < SEEDS_FOR_A_VERDICT:
+        return f"not decided ({seeds} seeds)"
+    low, high = (interval.low - goal, interval.high - goal)
+    if lower:
+        low, high = -high, -low
+    return "held" if low > 0 else "NOT held" if high <= 0 else "not decided"
+
+
+def judged(figures: Mapping[str, Row], seeds: Sequence[int]) -> dict[str, dict[str, str]]:
+    """The table: one row per claim whose parts are all there."""
+
+    def values(variant: str, measure: str) -> np.ndarray | None:
+        """A row per seed, with a column per test picture if there are; None if a seed lacks."""
+        rows = [row for name, row in figures.items() if name.split()[1] == variant]
+        found = [row[measure] for row in rows if measure in row]
+        return np.array(found) if len(found) == len(seeds) else None
+
+    def row(claim: Claim, twin: np.ndarray | None, ncl: np.ndarray, shown: str = "") -> dict:
+        tested = ncl - twin if claim.paired and twin is not None else ncl
+        cells = {
+            "paper, twin -> NCL": claim.paper,
+            "twin": shown or ("" if twin is None else _spread(twin, claim.unit)),
+            "NCL": _spread(ncl, claim.unit),
+            "95 % interval": "",
+            "held if": claim.held_if,
+            "verdict": f"not decided ({len(seeds)} seeds)",
+        }
+        if len(seeds) >= SEEDS_FOR_A_VERDICT:
+            interval = mean_interval(tested)
+            cells["95 % interval"] = _interval(interval, claim.unit)
+            cells["verdict"] = verdict(interval, claim.goal, lower=claim.lower, seeds=len(seeds))
+        return cells
+
+    from ncl_multi.metrics import mean_interval
 
     table = {}
-    for claim in CLAIMS:
-        twin, ncl = values("none", claim.measure), values("relu", claim.measure)
-        if len(twin) == len(ncl) == len(seeds):
-            table[claim.says] = {
-                "paper, twin -> NCL": claim.paper,
-                "twin": _spread(twin, claim.unit),
-                "NCL": _spread(ncl, claim.unit),
-                "held if": (claim.rule.__doc__ or "").rstrip("."),
-                "held": _word(claim.rule(twin, ncl)),
-            }
+    for claim in CLAIMS + FOLLOW_UPS:
+        twin, ncl = values(claim.twin, claim.measure), values(claim.ncl, claim.measure)
+        if ncl is not None and (twin is not None or not claim.paired):
+            table[claim.says] = row(claim, twin, ncl)
     probes = {kind: values(kind, "probe") for kind in (*NONNEGATIVE, *SIGNED)}
-    if all(len(probe) == len(seeds) for probe in probes.values()):
-        means = {kind: mean(probe) for kind, probe in probes.items()}
-        others = ", ".join(f"{kind} {_spread(probes[kind])}" for kind in NONNEGATIVE[1:])
-        signed = ", ".join(f"{kind} {_spread(probes[kind])}" for kind in SIGNED)
-        best = means["relu"] >= max(means[kind] for kind in NONNEGATIVE)
-        worst = max(means[kind] for kind in SIGNED) < min(means[kind] for kind in NONNEGATIVE)
-        shown = {"paper, twin -> NCL": "best", "twin": others, "NCL": _spread(probes["relu"])}
-        rule = {"held if": "ReLU's mean is the highest of the four", "held": _word(best)}
-        table["ReLU best of the non-negative activations: probe"] = shown | rule
-        shown = {"paper, twin -> NCL": "far worse", "twin": signed, "NCL": _spread(probes["relu"])}
-        rule = {"held if": "Both means below all four non-negative ones", "held": _word(worst)}
-        table["Leaky ReLU and GELU worst: probe"] = shown | rule
+    known = {kind: probe for kind, probe in probes.items() if probe is not None}
+    if len(known) == len(probes):
+        # Against the best of the others, and the worst of ours against the best of the signed.
+        means = {kind: probe.mean() for kind, probe in known.items()}
+        rival = max(NONNEGATIVE[1:], key=means.__getitem__)
+        worst = min(NONNEGATIVE, key=means.__getitem__)
+        signed = max(SIGNED, key=means.__getitem__)
+        others = ", ".join(f"{kind} {_spread(known[kind])}" for kind in NONNEGATIVE[1:])
+        claim = Claim("ReLU best of the non-negative activations: probe", "best", "probe")
+        table[claim.says] = row(claim, known[rival], known["relu"], others)
+        others = ", ".join(f"{kind} {_spread(known[kind])}" for kind in SIGNED)
+        claim = Claim("Leaky ReLU and GELU worst: probe", "far worse", "probe")
+        table[claim.says] = row(claim, known[signed], known[worst], others)
     return table
 
 
-def draw(path: Path, figures: dict[str, Row]) -> None:
+def curves_of(figures: Mapping[str, Row]) -> dict[str, dict[str, str]]:
+    """Probe and consistency of both models by temperature and by projector width."""
+    table: dict[str, dict[str, str]] = {}
+    for setting, settings in CURVES.items():
+        for x in settings:
+            for kind, model in (("none", "twin"), ("relu", "NCL")):
+                variant = f"{kind}+{setting}={x}"
+                rows = [row for name, row in figures.items() if name.split()[1] == variant]
+                for measure in ("probe", "class_consistency", "sparsity") if rows else ():
+                    shown = _spread(np.array([np.mean(row[measure]) for row in rows]))
+                    table.setdefault(f"{setting} {x}", {})[f"{measure}, {model}"] = shown
+    return table
+
+
+def draw(path: Path, figures: Mapping[str, Row]) -> None:
     """Activations by what they cost and give, and SEPIN of twin and NCL."""
     from matplotlib.figure import Figure
 
     from ncl_multi.files import atomic
 
+    def of(kind: str) -> list[Row]:
+        return [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
+
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for kind in ("none", *NONNEGATIVE, *SIGNED):
-        rows = [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
-        if rows:
+        if rows := of(kind):
             label = "none (twin)" if kind == "none" else kind
+            probes = [np.mean(row["probe"]) for row in rows]
             for axis, measure in ((left, "sparsity"), (middle, "class_consistency")):
-                axis.scatter([r[measure] for r in rows], [r["probe"] for r in rows], label=label)
+                axis.scatter([row[measure] for row in rows], probes, label=label)
     left.set(xlabel="sparsity of the head's output", ylabel="linear probe of the encoder")
     middle.set(xlabel="class consistency of the head's output", ylabel="linear probe")
     if left.collections:
         left.legend(frameon=False, fontsize="small")
     depths = ("1", "10", "100", "all")
     for kind, label in (("none", "twin"), ("relu", "NCL")):
-        rows = [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
+        rows = of(kind)
         for convention, style in (("fixed", "-"), ("renormalised", ":")):
             names = [f"sepin@{depth} {convention}" for depth in depths]
             if rows and all(name in rows[0] for name in names):
-                line = [mean(row[name] for row in rows) for name in names]
+                line = [np.mean([row[name] for row in rows]) for name in names]
                 colour = "C0" if kind == "none" else "C1"
                 right.plot(depths, line, style, color=colour, label=f"{label}, {convention}")
     right.set(xlabel="k best dimensions", ylabel="SEPIN@k in nats")
@@ -427,22 +598,26 @@ def draw(path: Path, figures: dict[str, Row]) -> None:
         figure.savefig(unfinished, dpi=120, format="png")
 
 
-def measured(parts: Parts) -> Iterator[tuple[str, Row]]:
-    """Name and figures of every part, those of several jobs as they come."""
+def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
+    """Name and figures of every part, those of several jobs as they come; None if out of time."""
+    import time
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
     import torch
 
+    minutes = parts.cfg.minutes
+    end = float("inf") if minutes is None else time.time() + 60 * minutes
     names = list(parts.all())
     on_cpu = parts.cfg.device == "cpu" or not torch.accelerator.is_available()
     jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
-    if jobs == 1:
-        yield from ((name, parts.kept(name, part)) for name, part in parts.all().items())
+    if jobs == 1 or not names:
+        for name, part in parts.all().items():
+            yield name, parts.kept(name, part) if time.time() < end else None
         return
-    (parts.cfg.out / "parts").mkdir(parents=True, exist_ok=True)
+    (parts.out / "parts").mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(_apart, parts.cfg, name): name for name in names}
+        waiting = {pool.submit(_apart, parts.cfg, name, end): name for name in names}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -451,14 +626,18 @@ def measured(parts: Parts) -> Iterator[tuple[str, Row]]:
             raise
 
 
-def _apart(cfg: Config, name: str) -> Row:
+def _apart(cfg: Config, name: str, end: float) -> Row | None:
     """One part in a separate process, which has one core; its bars go to a file."""
+    import time
     from contextlib import redirect_stderr
 
     import torch
 
+    if time.time() >= end:
+        return None
     torch.set_num_threads(1)
-    parts, log = _parts(cfg), cfg.out / "parts" / f"{name.replace(' ', '_')}.log"
+    parts = _parts(cfg)
+    log = parts.out / "parts" / f"{name.replace(' ', '_')}.log"
     with log.open("a") as file, redirect_stderr(file):
         return parts.kept(name, parts.all()[name])
 
@@ -477,38 +656,110 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import table, write_json
 
     parts, start = Parts(cfg), time.perf_counter()
+    if not parts.all():
+        raise SystemExit(f"no part's name starts with {cfg.only!r}")
+    try:
+        _ = parts.pictures
+    except FileNotFoundError as error:
+        raise SystemExit(f"preset {cfg.preset} needs {cfg.data}: {error} (--data)") from error
     found = dict(tqdm(measured(parts), desc="claims", unit="part", total=len(parts.all())))
-    figures = {name: found[name] for name in parts.all()}
+    figures = {name: row for name in parts.all() if (row := found[name]) is not None}
+    if len(figures) < len(found):
+        print(f"{len(figures)} of {len(found)} parts are measured; the same command resumes")
+    figures |= stability_rows(parts.out, parts.preset.seeds)
     rows = judged(figures, parts.preset.seeds)
     if not rows:
         print(f"{len(figures)} parts done; the table needs twin and NCL of every seed")
         return
     seeds = f"{len(parts.preset.seeds)} seeds, mean ± spread"
-    table(f"The paper's claims, {'quick' if cfg.quick else 'full'} preset, {seeds}", rows)
-    columns = list(next(iter(rows.values())))
-    lines = [f"| claim | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(row.values())} |" for name, row in rows.items()]
-    with atomic(cfg.out / "claims.md") as unfinished:
-        unfinished.write_text("\n".join(lines) + "\n")
-    write_json(
-        cfg.out / "claims.json", {"preset": vars(parts.preset), "rows": rows, "parts": figures}
-    )
-    draw(cfg.out / "claims.png", figures)
-    held = sum(row["held"] == "yes" for row in rows.values())
+    tables = {f"The paper's claims, preset {cfg.preset}, {cfg.data}, {seeds}": rows}
+    if curves := curves_of(figures):
+        tables["By temperature and by projector width"] = curves
+    lines = []
+    for title, content in tables.items():
+        table(title, content)
+        columns = list(next(iter(content.values())))
+        lines += [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(row.values())} |" for name, row in content.items()]
+        lines += [""]
+    with atomic(parts.out / "claims.md") as unfinished:
+        unfinished.write_text("\n".join(lines))
+    means = {
+        name: {measure: float(np.mean(value)) for measure, value in row.items()}
+        for name, row in figures.items()
+    }
+    whole = parts.settings | {"commits": commits(parts), "seeds": parts.preset.seeds, "rows": rows}
+    whole |= {"curves": curves, "parts": means}
+    write_json(parts.out / "claims.json", whole)
+    draw(parts.out / "claims.png", figures)
+    complete = not cfg.only and cfg.seeds is None and len(figures) >= len(found)
+    if complete and all(value is not None for value in found.values()):
+        cfg.results.mkdir(parents=True, exist_ok=True)
+        print(f"written to {write_json(cfg.results / f'{cfg.preset}.json', whole)}")
+    of_paper = [row for name, row in rows.items() if name not in {c.says for c in FOLLOW_UPS}]
+    words = [row["verdict"] for row in of_paper]
     print(
-        f"{held} of {len(rows)} held; {time.perf_counter() - start:.0f} s; {cfg.out / 'claims.md'}"
+        f"of the paper's {len(words)}: {words.count('held')} held, {words.count('NOT held')} not "
+        f"held; {time.perf_counter() - start:.0f} s; {parts.out / 'claims.md'}"
     )
 
 
-def _spread(values: Sequence[float], unit: str = "%") -> str:
+def commits(parts: Parts) -> list[str]:
+    """The commits that the parts were measured at."""
+    import json
+
+    files = [parts.out / "parts" / f"{name.replace(' ', '_')}.json" for name in parts.all()]
+    known = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
+    return sorted(str(commit) for commit in known)
+
+
+def _commit() -> str | None:
+    """The commit of this repository, with a mark if files were changed since."""
+    import subprocess
+
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
+    got = subprocess.run(git, capture_output=True, text=True, check=False)
+    return got.stdout.strip() or None
+
+
+def _packed(value: Any) -> Any:
+    """One number per picture as text: these are quarters at most, as there are four corruptions."""
+    import base64
+
+    if not isinstance(value, np.ndarray):
+        return value
+    return {"quarters": base64.b64encode(np.rint(4 * value).astype(np.int8).tobytes()).decode()}
+
+
+def _unpacked(value: Any) -> Any:
+    import base64
+
+    if not isinstance(value, dict):
+        return value
+    return np.frombuffer(base64.b64decode(value["quarters"]), np.int8) / 4
+
+
+def _spread(values: np.ndarray, unit: str = "%") -> str:
     """Mean and standard deviation over seeds."""
+    by_seed = values.reshape(len(values), -1).mean(axis=1)
     if unit == "nats":
-        return f"{mean(values):.4f} ± {pstdev(values):.4f}"
-    return f"{100 * mean(values):.1f} ± {100 * pstdev(values):.1f}{' %' if unit == '%' else ''}"
+        return f"{by_seed.mean():.4f} ± {by_seed.std():.4f}"
+    return f"{100 * by_seed.mean():.1f} ± {100 * by_seed.std():.1f}"
 
 
-def _word(held: bool) -> str:
-    return "yes" if held else "NO"
+def _interval(interval: Any, unit: str) -> str:
+    """`mean [low, high]`, in points or in nats."""
+    mean, low, high = interval if unit == "nats" else (100 * end for end in interval)
+    digits = 4 if unit == "nats" else 1
+    return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 if __name__ == "__main__":

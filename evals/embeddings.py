@@ -21,6 +21,7 @@ import tyro
 from ncl_multi.log import show_messages
 
 if TYPE_CHECKING:
+    import numpy as np
     from baselines import Budget
     from torch import Tensor
 
@@ -66,35 +67,36 @@ def embed(cfg: Config) -> Config:
         return cfg
     name = str(cfg.documents)
     paths = {part: cfg.cache / f"{name}{part}" for part in (".npy", "_q.npy", ".tsv", ".txt")}
+    cfg.cache.mkdir(parents=True, exist_ok=True)
     if name == "wordnet":
         meanings = data.wordnet()[::23]
-        _write(paths[".npy"], [meaning.entry for meaning in meanings])
+        embed_texts(paths[".npy"], [meaning.entry for meaning in meanings])
         labels = "".join(f"{meaning.category}\n" for meaning in meanings)
         paths[".txt"].write_text(labels, encoding="utf-8")
         return replace(cfg, documents=paths[".npy"], labels=paths[".txt"])
     texts = collection(name)
-    _write(paths[".npy"], texts.documents)
-    _write(paths["_q.npy"], texts.queries)
+    embed_texts(paths[".npy"], texts.documents)
+    embed_texts(paths["_q.npy"], texts.queries)
     pairs = [(query, item) for query, right in enumerate(texts.relevant) for item in right]
     lines = "".join(f"{query}\t{item}\t1\n" for query, item in pairs)
     paths[".tsv"].write_text(lines, encoding="utf-8")
     return replace(cfg, documents=paths[".npy"], queries=paths["_q.npy"], judgements=paths[".tsv"])
 
 
-def _write(path: Path, texts: list[str]) -> None:
-    """MiniLM's embeddings of these texts, unless the file is there."""
+def embed_texts(path: Path, texts: list[str]) -> "np.ndarray":
+    """MiniLM's embeddings of these texts, from the file if it is there."""
     import numpy as np
-    import torch
     from sentence_transformers import SentenceTransformer
 
     from ncl_multi.data import minilm
 
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        model = SentenceTransformer(str(minilm()), device="cpu")
-        # As the sentence recipe computes them: a third of the time.
-        with torch.autocast("cpu", torch.bfloat16):
-            np.save(path, model.encode(texts))
+        np.save(path, SentenceTransformer(str(minilm()), device="cpu").encode(texts))
+    x = np.load(path)
+    if len(x) != len(texts):
+        raise ValueError(f"{path} has {len(x)} rows, not {len(texts)}; delete it")
+    return x
 
 
 def read(cfg: Config) -> "tuple[Tensor, Tensor, Any, Any, Any]":

@@ -55,6 +55,7 @@ class Config:
 
 def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
     """Return one row of the report; everything in it is an accuracy on test rows."""
+    from ncl_multi.data.corrupt import wrong_labels
     from ncl_multi.metrics import LinearProbe, knn_accuracy, linear_probe
 
     train_y, test_y = labels(train, cfg.train), labels(test, cfg.test)
@@ -65,7 +66,7 @@ def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
         other = Features.load(path)
         row[f"linear on {path.stem}"] = probe.accuracy(other.z, labels(other, path))
     for share in cfg.label_noise:
-        noisy = with_noise(train_y, share, cfg.seed)
+        noisy = wrong_labels(train_y, share, seed=cfg.seed)
         row[f"linear, {share:.0%} wrong labels"] = linear_probe(train.z, noisy, test.z, test_y)
     if cfg.transfer is not None:
         there, here = (Features.load(path) for path in cfg.transfer)
@@ -76,33 +77,19 @@ def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
     return row
 
 
-def with_noise(y: Any, share: float, seed: int) -> Any:
-    """Labels of which this share, at random, is replaced by another class."""
-    import torch
-
-    if not 0 <= share < 1:
-        raise ValueError(f"label noise is a share from 0 to below 1; got {share}")
-    generator = torch.Generator().manual_seed(seed)
-    classes, index = y.unique(return_inverse=True)
-    wrong = torch.randperm(len(y), generator=generator)[: round(share * len(y))]
-    if len(classes) > 1:
-        turn = torch.randint(1, len(classes), (len(wrong),), generator=generator)
-        index[wrong] = (index[wrong] + turn) % len(classes)
-    return classes[index]
-
-
 def corrupted(cfg: Config) -> dict[str, float]:
     """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
     from ncl_multi import data
     from ncl_multi.adapters.vision.model import NonNegVision
-    from ncl_multi.adapters.vision.report import corrupted_accuracy
+    from ncl_multi.adapters.vision.report import corrupted_hits
     from ncl_multi.metrics import LinearProbe
 
     model = NonNegVision.from_pretrained(str(cfg.corrupt))
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
     probe = LinearProbe.fit(model.embed(train.images), train.y)
     row = {"clean": probe.accuracy(model.embed(test.images), test.y)}
-    row |= corrupted_accuracy(model, probe, test)
+    hits = corrupted_hits(model, probe, test)
+    row |= {kind: float(right.double().mean()) for kind, right in hits.items()}
     return {f"encoder, {kind}": accuracy for kind, accuracy in row.items()}
 
 
@@ -110,12 +97,12 @@ def fine_tuned(cfg: Config) -> dict[str, float]:
     """Accuracy after the whole encoder was trained on labels."""
     from ncl_multi import data
     from ncl_multi.adapters.vision.model import NonNegVision
-    from ncl_multi.adapters.vision.report import fine_tuned_encoder
+    from ncl_multi.adapters.vision.report import fine_tuned_hits
 
     model = NonNegVision.from_pretrained(str(cfg.fine_tune))
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
-    accuracy = fine_tuned_encoder(model, train, test, epochs=cfg.epochs, seed=cfg.seed)
-    return {"encoder, fine-tuned": accuracy}
+    right = fine_tuned_hits(model, train, test, epochs=cfg.epochs, seed=cfg.seed)
+    return {"encoder, fine-tuned": float(right.double().mean())}
 
 
 def labels(features: Features, path: Path) -> Any:

@@ -1,8 +1,9 @@
 """`SparseCoder`: sparse, readable codes of embeddings you already have, for scikit-learn."""
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,13 @@ from ncl_multi.metrics.findings import Finding, findings
 from ncl_multi.model import load_as, write_config
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
-from ncl_multi.training.embeddings import EmbeddingObjective, Examples, read_examples, start_heads
+from ncl_multi.training.embeddings import (
+    EmbeddingObjective,
+    Examples,
+    read_examples,
+    start_heads,
+    unit_rows,
+)
 
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -40,6 +47,14 @@ _KEPT = 4096
 """Rows that `partial_fit` keeps of all it has seen, to measure the codes on."""
 
 
+class Topic(NamedTuple):
+    """A dimension that is active for a row, and its share of the row."""
+
+    dimension: int
+    name: str
+    share: float
+
+
 class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Sparse non-negative codes of embeddings, learnt by contrast.
 
@@ -49,8 +64,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     training. Only the direction of a row counts; a row of zeros has a code of zeros.
 
     Wherever embeddings are asked for, `x` may be an array, a tensor, a sparse matrix, a column of
-    `datasets`, a `.npy`, `.npz` or parquet file, or a list of such files. Memmaps and files are
-    read a block at a time.
+    `datasets` or pandas, a `.npy`, `.npz` or parquet file, or a list of such files. Memmaps and
+    files are read a block at a time. `ncl_multi.data.shards.Shards(file, name="...")` says which
+    column of a parquet file, if there are several.
 
     Args:
         dims: Width of the codes.
@@ -186,6 +202,25 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         parts = list(self.stream(X, k=k, query=query, other=other))
         return parts[0] if len(parts) == 1 else csr_array(vstack(parts, format="csr"))
 
+    def topics(self, X: Any, most: int = 3) -> list[list[Topic]]:  # noqa: N803
+        """The dimensions of each row, the strongest first: several topics per document.
+
+        A topic's share of a row is its squared entry; those of all entries sum to one.
+
+        Args:
+            X: Embeddings.
+            most: Topics per row; fewer where fewer entries are active.
+        """
+        names = self.get_feature_names_out().tolist()
+        codes = self.transform(X)
+        rows = zip(codes.indptr[:-1], codes.indptr[1:], strict=True)
+        result = []
+        for start, end in rows:
+            order = start + np.argsort(-codes.data[start:end], kind="stable")[:most]
+            strongest = zip(codes.indices[order].tolist(), codes.data[order].tolist(), strict=True)
+            result.append([Topic(dim, names[dim], value**2) for dim, value in strongest])
+        return result
+
     def stream(
         self,
         X: Any,  # noqa: N803
@@ -198,10 +233,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         check_is_fitted(self, "heads_")
         if other and len(self.heads_) == 1:
             raise ValueError("this coder has one side only; fit(x, other=y) gives it another")
-        k = k or ((self.k_query or 4 * self.k) if query else self.k)
-        if k < 1:
-            raise ValueError(f"k must be at least 1; got {k}")
-        k = min(k, self.dims)
+        if k is None:
+            k = (self.k_query or 4 * self.k) if query else self.k
+        k = min(_whole("k", k, 1), self.dims)
         shards = self._shards(X, 1 if other else 0)
         served = self.heads_[-1 if other else 0].fold()[0]
         weights = torch.from_numpy(self.idf_) if query and self.idf else None
@@ -299,7 +333,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         parts = {f"heads.{name}": part for name, part in self.heads_.state_dict().items()}
         parts |= {f"decoder.{name}": part for name, part in self._decoder.state().items()}
         parts["idf"] = torch.from_numpy(self.idf_)
-        params = self.get_params()
+        params = {name: _plain(value) for name, value in self.get_params().items()}
         if not isinstance(params["random_state"], int | None):
             params["random_state"] = None
         options = {
@@ -377,10 +411,19 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             "dims": 1, "k": 1, "steps": 1, "batch_size": 2, "neighbours": 1, "max_rows": 2,
         }  # fmt: skip
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+            _whole(name, getattr(self, name), smallest)
+        if self.k_query is not None:
+            _whole("k_query", self.k_query, 1)
+        for name in ("learning_rate", "temperature", "teacher_temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+        for name in ("imitation", "noise"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.k > self.dims:
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
+        for k in () if self.ks is None else self.ks:
+            _whole("each of ks", k, 1)
         if self.start not in ("axes", "clusters"):
             raise ValueError(f"start must be one of axes, clusters; got {self.start!r}")
 
@@ -395,7 +438,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 self, source, reset=not self._started, accept_sparse="csr", dtype="numeric",
                 ensure_all_finite=False,
             )  # fmt: skip
-        shards = Shards(source)
+        shards = source if isinstance(source, Shards) else Shards(source)
         if not self._started:
             if side == 0:
                 self.n_features_in_ = shards.shape[1]
@@ -408,7 +451,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _build_heads(self, widths: Sequence[int]) -> None:
         self.heads_: Any = nn.ModuleList(
-            [NonNegHead(width, self.dims, batch_norm=False) for width in widths]
+            [NonNegHead(width, int(self.dims), batch_norm=False) for width in widths]
         )
 
     def _learn(
@@ -436,9 +479,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         from ncl_multi.training.fit import fit
 
         powers = [2**power for power in range(2, 12) if 2**power <= 2 * self.k]
-        ks = self.ks or sorted({*powers, self.k})
+        ks = {*powers, self.k} if self.ks is None else self.ks
         objective = EmbeddingObjective(
-            self.heads_, data, sorted({min(k, self.dims) for k in ks}),
+            self.heads_, data, sorted({int(min(k, self.dims)) for k in ks}),
             temperature=self.temperature, imitation=self.imitation,
             teacher_temperature=self.teacher_temperature, noise=self.noise,
         )  # fmt: skip
@@ -460,7 +503,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if keep:
             x = self._kept = _reservoir(getattr(self, "_kept", x[:0]), x, self.n_rows_, seed)
         codes = vstack(
-            [_codes(rows, self.heads_[0].fold()[0], None, self.k) for rows in _pieces(x)]
+            [_codes(rows, self.heads_[0].fold()[0], None, int(self.k)) for rows in _pieces(x)]
         )
         codes = csr_array(codes)
         if not keep:
@@ -477,6 +520,8 @@ def _in_memory(source: Any) -> bool:
         return False
     if isinstance(source, list | tuple):
         return not any(isinstance(part, str | Path | Tensor) for part in source)
+    if getattr(source, "ndim", 2) == 1 and hasattr(source, "iloc"):
+        return False
     return issparse(source) or hasattr(source, "__array__") or hasattr(source, "iloc")
 
 
@@ -488,14 +533,13 @@ def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
 def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
     """Unit codes of a few rows: the k largest entries of what the folded head puts out."""
     # A copy: torch warns of the read-only rows of a memmap.
-    h = torch.from_numpy(np.array(x, order="C"))
-    length = h.norm(dim=1, keepdim=True)
-    z = F.relu(served(h / length.clamp_min(1e-30)))
+    h = unit_rows(torch.from_numpy(np.array(x, order="C")))
+    z = F.relu(served(h))
     if weights is not None:
         z = z * weights
     values, dims = z.topk(k, dim=1)
     dims, order = dims.sort(dim=1)
-    values = F.normalize(values.gather(1, order), dim=1) * (length > 0)
+    values = F.normalize(values.gather(1, order), dim=1) * h.any(dim=1, keepdim=True)
     active = values > 0
     # Both of 32 bits: parts of scikit-learn refuse wider ones.
     indptr = np.concatenate([[0], active.sum(dim=1).cumsum(0).numpy()]).astype(np.int32)
@@ -512,6 +556,20 @@ def _reservoir(kept: np.ndarray, new: np.ndarray, seen: int, seed: int) -> np.nd
         new = new[generator.permutation(len(new))[:count]]
         kept = kept[generator.permutation(len(kept))[: _KEPT - count]]
     return np.concatenate([kept, new])
+
+
+def _whole(name: str, number: Any, least: int) -> int:
+    """The number itself, if it is whole and not too small."""
+    if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {number!r}")
+    return int(number)
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON has it: numbers and lists of NumPy are not."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return [_plain(one) for one in value] if isinstance(value, list | tuple | range) else value
 
 
 def _strings(names: Any) -> list[str] | None:

@@ -83,7 +83,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
                 model is saved in its `model/`; without, nothing is written.
             options: Fields of the config to change, such as `epochs=20`.
         """
-        config = replace(self._own_config(config), **options)
+        config = replace(self._own_config(config), **options).on_this_machine()
         # What helps in training starts from the seed, too, whatever was drawn before.
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)

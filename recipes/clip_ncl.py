@@ -46,6 +46,8 @@ class Config(ClipConfig):
     """Keep the k largest entries of a row; trained for this and for whole rows together."""
     spectral: float = 10.0
     """Weight of the spectral loss next to InfoNCE: purer dimensions, alike over seeds. 0: none."""
+    contrast: float = 1.0
+    """Weight of InfoNCE; 0 trains with the spectral loss only."""
     dropout: float = 0.5
     """Share of the towers' features that is dropped in training."""
     temperature: float = 0.05
@@ -89,6 +91,7 @@ def main(cfg: Config) -> None:
         density=cfg.density,
         k=k,
         spectral=cfg.spectral,
+        contrast=cfg.contrast,
         dropout=cfg.dropout,
         temperature=cfg.temperature,
         min_temperature=cfg.min_temperature,
@@ -100,8 +103,11 @@ def main(cfg: Config) -> None:
         configs["twin"] = replace(cfg, out=cfg.out / "twin")
     if cfg.compare:
         models["plain"] = model.signed_twin()
-        models["plain"].heads.spectral = 0.0
-        configs["plain"] = replace(cfg, out=cfg.out / "plain", start="random", spectral=0.0)
+        plain = models["plain"].heads
+        plain.spectral, plain.contrast_weight = 0.0, 1.0
+        configs["plain"] = replace(
+            cfg, out=cfg.out / "plain", start="random", spectral=0.0, contrast=1.0
+        )
     for name in models:
         models[name].fit(splits["train"], configs[name])
     if ncl.is_main():

@@ -70,14 +70,14 @@ class Config(SentenceConfig):
 
 def main(cfg: Config) -> None:
     import ncl_multi as ncl
-    from ncl_multi.adapters.sentence.data import read_corpus, read_encoder
+    from ncl_multi.adapters.sentence.data import read_corpus
     from ncl_multi.adapters.sentence.report import baselines, write_report
     from ncl_multi.atlas.page import write_atlas
 
     seen = [most for most in (cfg.limit, cfg.rows_seen) if most is not None]
     corpus = read_corpus(cfg.data, min(seen, default=None), cfg.scored, cfg.columns)
     model = ncl.wrap(
-        read_encoder(cfg.model),
+        cfg.model,
         cfg.dims,
         pooling=cfg.pooling,
         hidden_dim=cfg.hidden_dim,

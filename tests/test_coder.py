@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import ncl_multi as ncl
 from ncl_multi.codes.explain import explain
 from ncl_multi.codes.search import SparseIndex
+from ncl_multi.data.shards import Shards
 
 EXCEPTIONS = {
     "check_do_not_raise_errors_in_init_or_set_params": (
@@ -344,23 +345,89 @@ def test_rows_of_zeros_have_codes_of_zeros(fitted):
     assert z[[2]].nnz > 0
 
 
-def test_only_the_direction_of_a_row_counts(fitted):
+@pytest.mark.parametrize("size", [1e-30, 1000, 1e30])
+def test_only_the_direction_of_a_row_counts(fitted, size):
     coder, x, _ = fitted
-    difference = coder.transform(x) - coder.transform(1000 * x)
+    difference = coder.transform(x) - coder.transform(np.float32(size) * x)
     assert abs(difference).max() < 1e-5
+    sized = small(steps=3).fit(np.float32(size) * x)
+    assert abs(small(steps=3).fit_transform(x) - sized.transform(x)).max() < 1e-4
+    assert 0 < sized.reconstruction_error_ < 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"k": 49}, "k must be at most dims, 48; got 49"),
-        ({"dims": 0}, "dims must be at least 1"),
+        ({"dims": 0}, "dims must be a whole number of at least 1"),
+        ({"k": 2.5}, "k must be a whole number of at least 1; got 2.5"),
+        ({"k_query": 0}, "k_query must be a whole number of at least 1; got 0"),
+        ({"ks": (4, 0)}, "each of ks must be a whole number of at least 1; got 0"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"noise": -0.1}, "noise must be at least 0"),
         ({"start": "rows"}, "start must be one of axes, clusters; got 'rows'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small().set_params(**options).fit(kinds()[0])
+
+
+def test_entries_of_a_code_must_be_a_number_from_one(fitted):
+    coder, x, _ = fitted
+    for k in (0, -1):
+        with pytest.raises(ValueError, match="k must be a whole number of at least 1"):
+            coder.transform(x, k=k)
+
+
+def test_every_row_needs_a_group():
+    x, y = kinds()
+    for without in (None, np.nan):
+        with pytest.raises(ValueError, match="every row needs a group; row 1 has none"):
+            small().fit(x, groups=[0, without, *y[2:]])
+
+
+def test_parameters_of_numpy_come_back_from_a_folder(tmp_path):
+    x, _ = kinds()
+    given = {"dims": np.int64(40), "k": np.int32(4), "ks": np.array([2, 4])}
+    coder = small(steps=2).set_params(**given).fit(x)
+    again = ncl.load(coder.save(tmp_path / "model"))
+    assert (again.transform(x) != coder.transform(x)).nnz == 0
+    assert again.get_params()["ks"] == [2, 4]
+
+
+def test_a_row_has_several_topics(fitted):
+    coder, x, _ = fitted
+    codes = coder.transform(x[:5]).toarray()
+    for topics, code in zip(coder.topics(x[:5], most=4), codes, strict=True):
+        strongest = np.argsort(-code, kind="stable")[:4].tolist()
+        assert [topic.dimension for topic in topics] == strongest
+        assert [topic.share for topic in topics] == pytest.approx(np.sort(code**2)[:-5:-1])
+        assert topics[0].name == coder.get_feature_names_out()[topics[0].dimension]
+    whole = coder.topics(x[:1], most=100)[0]
+    assert math.fsum(topic.share for topic in whole) == pytest.approx(1)
+    assert coder.topics(np.zeros((1, 24))) == [[]]
+
+
+def test_a_column_of_pandas_is_taken():
+    pandas = pytest.importorskip("pandas")
+    x, _ = kinds(rows=40)
+    z = small(steps=2).fit_transform(pandas.Series(list(x), index=range(5, 45)))
+    assert (z != small(steps=2).fit_transform(x)).nnz == 0
+    with pytest.raises(ValueError, match="rows of one length"):
+        small().fit(pandas.Series([x[0], x[1, :3]]))
+
+
+def test_one_of_several_parquet_columns_is_taken(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    x, _ = kinds(rows=40)
+    table = {"title": list(x[::-1]), "body": list(x)}
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match="say which"):
+        small().fit(tmp_path / "x.parquet")
+    z = small(steps=2).fit_transform(Shards(tmp_path / "x.parquet", name="body"))
+    assert (z != small(steps=2).fit_transform(x)).nnz == 0
 
 
 def test_a_column_of_datasets_is_taken():

@@ -18,7 +18,7 @@ from tiny_text import (  # noqa: E402
 
 import ncl_multi as ncl  # noqa: E402
 from ncl_multi import pretrained_heads  # noqa: E402
-from ncl_multi.adapters.sentence import model as sentence  # noqa: E402
+from ncl_multi.data import towers  # noqa: E402
 from ncl_multi.pretrained_heads import MOST_BYTES, SHIPPED, export_head, load_head  # noqa: E402
 
 COMMAND = "python recipes/sentence_ncl.py --dims 64"
@@ -60,7 +60,7 @@ def test_a_head_gives_its_codes_on_its_encoder(model, bert, tmp_path, precision,
 
 
 def test_a_shipped_head_is_loaded_by_name(model, bert, tmp_path, monkeypatch):
-    monkeypatch.setattr(sentence, "minilm", lambda: bert)
+    monkeypatch.setattr(towers, "minilm", lambda: bert)
     shipped = tmp_path / "shipped"
     monkeypatch.setattr(pretrained_heads, "SHIPPED", shipped)
     export_head(model, shipped / "minilm-64", base="minilm", command=COMMAND, figures={"a": 1})

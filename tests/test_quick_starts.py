@@ -60,7 +60,7 @@ def run(blocks: list[str], folder: Path) -> str:
     """Run blocks one after another in a process that knows the package only; what they print."""
     tiny = {
         "sentence-transformers/all-MiniLM-L6-v2": str(folder / "bert"),
-        "hf:openai/clip-vit-base-patch32": f"hf:{folder / 'clip'}",
+        "efficientnet-lite0+minilm": f"hf:{folder / 'clip'}",
         "resnet18": "resnet-small",
     }
     code = "# next block\n".join(blocks)

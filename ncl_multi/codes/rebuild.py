@@ -34,7 +34,8 @@ class LinearDecoder:
         atoms = _ridge(codes[:first].astype(np.float64), x[:first] - mean)
         decoder = cls(mean.astype(np.float32), atoms.astype(np.float32))
         test = slice(first if first < len(x) else 0, None)
-        off = np.square(x[test] - decoder(codes[test])).sum()
+        # Squares of large numbers do not fit in 32 bits.
+        off = np.square(x[test].astype(np.float64) - decoder(codes[test])).sum()
         spread = np.square(x[test] - mean).sum()
         return decoder, float(off / spread) if spread > 0 else 0.0
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ncl_multi.data.pictures import ImageSet, images
     from ncl_multi.data.retrieval import collection, cranfield
     from ncl_multi.data.sts import sick, stsb
-    from ncl_multi.data.towers import efficientnet_lite0, minilm, mpnet, wordllama
+    from ncl_multi.data.towers import efficientnet_lite0, encoder_source, minilm, mpnet, wordllama
     from ncl_multi.data.words import wordnet
 
 _WHERE = {
@@ -31,6 +31,7 @@ _WHERE = {
     "digits": "handwritten",
     "efficientnet_lite0": "towers",
     "emoji": "emojis",
+    "encoder_source": "towers",
     "fashion_mnist": "fashion",
     "flickr8k": "flickr",
     "images": "pictures",
@@ -52,6 +53,7 @@ __all__ = [
     "digits",
     "efficientnet_lite0",
     "emoji",
+    "encoder_source",
     "fashion_mnist",
     "flickr8k",
     "images",

@@ -1,4 +1,4 @@
-"""Pictures made worse on purpose, to see what a model's features withstand."""
+"""Pictures and labels made worse on purpose, to see what a model's features withstand."""
 
 import io
 from typing import Literal
@@ -55,6 +55,24 @@ def corrupt(images: Tensor, kind: Corruption, severity: int = 3, *, seed: int = 
         mean = x.mean((2, 3), keepdim=True)
         x = mean + (x - mean) * _CONTRAST[severity - 1]
     return (x.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def wrong_labels(y: Tensor, share: float, *, seed: int = 0) -> Tensor:
+    """Labels of which this share, at random, is replaced by another class.
+
+    Example:
+        >>> (wrong_labels(torch.arange(10), 0.2) != torch.arange(10)).sum()
+        tensor(2)
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"label noise is a share from 0 to below 1; got {share}")
+    generator = torch.Generator().manual_seed(seed)
+    classes, index = y.unique(return_inverse=True)
+    wrong = torch.randperm(len(y), generator=generator)[: round(share * len(y))]
+    if len(classes) > 1:
+        turn = torch.randint(1, len(classes), (len(wrong),), generator=generator)
+        index[wrong] = (index[wrong] + turn) % len(classes)
+    return classes[index]
 
 
 def _blur(x: Tensor, deviation: float) -> Tensor:

@@ -133,6 +133,9 @@ def _part(source: Any, name: str | None) -> _Arrays | _Parquet:
             source = read_embeddings(path, name=name)
     if issparse(source):
         source = csr_array(source)
+    elif hasattr(source, "iloc") and source.ndim == 1:
+        # A column of pandas: a row of numbers in each cell.
+        source = read_embeddings([np.asarray(row) for row in source])
     elif not hasattr(source, "shape") and hasattr(source, "__getitem__") and len(source):
         width = np.asarray(source[0]).shape
         if len(width) == 1 and not isinstance(source, list | tuple):
@@ -161,7 +164,10 @@ def _float32(rows: Any, first: int, width: int) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"rows from {first} must have {width} numbers each: {error}") from error
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"embeddings must be real numbers; got {array.dtype}")
+        raise ValueError(
+            f"embeddings must be real numbers; got {array.dtype}. Of a table, give the column of "
+            f"embeddings"
+        )
     if array.ndim != 2 or array.shape[1] != width:
         raise ValueError(f"rows from {first} must have {width} numbers each; got {array.shape}")
     with np.errstate(over="ignore", invalid="ignore"):

@@ -5,6 +5,8 @@ import logging
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
 from filelock import FileLock
@@ -58,8 +60,30 @@ EFFICIENTNET = Package(
     "sha256:f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
     17_364_911,
 )
+_HUB_SECONDS = 5.0
 _STATIC = "cc71902b85da466bf56edc03cfda39e966fb9767ee419d2ae7b78a07d61a8bd5"
 _STATIC_MODULE = "sentence_transformers.models.StaticEmbedding"
+
+
+def encoder_source(name: str) -> str | Path:
+    """What to load a text encoder from: the name itself, or the folder of its package.
+
+    `minilm`, `mpnet` and `wordllama` are packages. The first two are also taken from there under
+    their names on the hub, where the hub cannot be reached and its cache does not have them.
+    """
+    if Path(name).exists():
+        return name
+    packaged = {"minilm": minilm, "mpnet": mpnet, "wordllama": wordllama}
+    if name in packaged:
+        return packaged[name]()
+    on_hub = {
+        "sentence-transformers/all-MiniLM-L6-v2": minilm,
+        "sentence-transformers/all-mpnet-base-v2": mpnet,
+    }
+    if name not in on_hub or _hub_has(name):
+        return name
+    log.info(f"{name}: the hub cannot be reached, so it comes from a package")
+    return on_hub[name]()
 
 
 def minilm() -> Path:
@@ -147,3 +171,25 @@ def efficientnet_lite0() -> Any:
     model.load_state_dict(dict(zip(ours, state.values(), strict=True)))
     model.reset_classifier(0)
     return model.eval()
+
+
+def _hub_has(name: str) -> bool:
+    """Whether a model is in the hub's cache, or the hub answers."""
+    try:
+        from huggingface_hub import constants, try_to_load_from_cache
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "needs huggingface_hub: pip install 'ncl-multi[train]'"
+        ) from error
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return True
+    if constants.HF_HUB_OFFLINE:
+        return False
+    # Asked once here: the hub's own client tries for most of a minute before it gives up.
+    try:
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_SECONDS):  # noqa: S310
+            return True
+    except HTTPError:
+        return True
+    except OSError:
+        return False

@@ -19,7 +19,8 @@ def spectral(za: Batch, zb: Batch, *, distributed: bool = False) -> Scalar:
 
     Rows are not normalised: their length carries P(x), and with non-negative codes the optimum is
     f(x)_j = P(class j | x) / sqrt(P(class j)) up to a permutation (NCL, theorem 5). The squares
-    over all n^2 pairs are one product of two d x d matrices, so no n x n matrix is made at all.
+    over all n^2 pairs are one product of two d x d matrices, so no n x n matrix is made, unless it
+    is the smaller one.
 
     With `distributed=True` each process passes its own rows, and all of them call this together.
     The loss is that of the whole batch, the same on every process, and after DDP's mean so is the
@@ -38,7 +39,11 @@ def spectral(za: Batch, zb: Batch, *, distributed: bool = False) -> Scalar:
         rows = len(za)
     dtype = sum_dtype(za, zb)
     with torch.autocast(za.device.type, enabled=False):
-        loss = _Spectral.apply(za.to(dtype), zb.to(dtype), rows, split)
+        za, zb = za.to(dtype), zb.to(dtype)
+        if rows < za.shape[1] and not split:
+            loss = _of_all_pairs(za, zb)
+        else:
+            loss = _Spectral.apply(za, zb, rows, split)
     return check_finite(loss)
 
 
@@ -51,6 +56,14 @@ class Spectral(nn.Module):
 
     def forward(self, za: Batch, zb: Batch) -> Scalar:
         return spectral(za, zb, distributed=self.distributed)
+
+
+def _of_all_pairs(a: Batch, b: Batch) -> Scalar:
+    """The same for fewer rows than dimensions: products of all pairs are then the smaller matrix."""
+    products = a @ b.T
+    n, matches = len(products), products.diagonal()
+    negatives = products - matches.diag_embed()
+    return negatives.square().sum() / (n * (n - 1)) - 2 * matches.mean()
 
 
 class _Spectral(torch.autograd.Function):

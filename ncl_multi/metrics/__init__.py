@@ -37,7 +37,8 @@ from ncl_multi.metrics.disentanglement import (
     separability,
     sepin,
 )
-from ncl_multi.metrics.finetune import fine_tuned_accuracy
+from ncl_multi.metrics.finetune import fine_tuned_predictions
+from ncl_multi.metrics.interval import Interval, mean_interval
 from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
 from ncl_multi.metrics.retrieval import (
     mean_average_precision,
@@ -50,6 +51,7 @@ from ncl_multi.metrics.retrieval import (
 )
 
 __all__ = [
+    "Interval",
     "LinearProbe",
     "NotMeasurableError",
     "Readable",
@@ -64,13 +66,14 @@ __all__ = [
     "dimension_purity",
     "distinct",
     "effective_rank",
-    "fine_tuned_accuracy",
+    "fine_tuned_predictions",
     "interpretability",
     "intruder",
     "knn_accuracy",
     "linear_probe",
     "matched_dims",
     "mean_average_precision",
+    "mean_interval",
     "median_rank",
     "mig",
     "mutual_information",

@@ -12,7 +12,7 @@ Inputs = Shaped[Tensor, "n ..."]
 Encode = Callable[[nn.Module, Tensor], Float[Tensor, "n width"]]
 
 
-def fine_tuned_accuracy(
+def fine_tuned_predictions(
     model: nn.Module,
     encode: Encode,
     train: tuple[Inputs, Int[Tensor, " n"]],
@@ -24,8 +24,8 @@ def fine_tuned_accuracy(
     batch_size: int = 128,
     lr: float = 1e-3,
     seed: int = 0,
-) -> float:
-    """Test accuracy after a copy of the model, with a linear classifier, was trained on labels.
+) -> Int[Tensor, " m"]:
+    """Classes of test rows after a copy of the model, with a linear classifier, learnt the labels.
 
     `encode(model, x)` says which output is classified: the encoder's or the head's. `augment`
     makes inputs of training rows, `prepare` of test rows. AdamW, cosine rate, no choice made on
@@ -34,8 +34,9 @@ def fine_tuned_accuracy(
     Example:
         >>> x, y = torch.eye(4).repeat(20, 1), torch.arange(4).repeat(20)
         >>> encode = lambda model, x: model(x)
-        >>> fine_tuned_accuracy(nn.Linear(4, 8), encode, (x, y), (x, y), lr=0.1)
-        1.0
+        >>> predicted = fine_tuned_predictions(nn.Linear(4, 8), encode, (x, y), (x, y), lr=0.1)
+        >>> torch.equal(predicted, y)
+        True
     """
     from tqdm.auto import tqdm
 
@@ -72,9 +73,9 @@ def fine_tuned_accuracy(
                     schedule.step()
                     bar.update()
     model.eval()
-    hits = 0
     with torch.no_grad():
-        for rows in torch.arange(len(test_x)).split(512):
-            guess = classifier(encode(model, prepare(test_x[rows].to(device)))).argmax(1).cpu()
-            hits += int((classes[guess] == test_y[rows]).sum())
-    return hits / len(test_x)
+        guesses = [
+            classifier(encode(model, prepare(test_x[rows].to(device)))).argmax(1).cpu()
+            for rows in torch.arange(len(test_x)).split(512)
+        ]
+    return classes.cpu()[torch.cat(guesses)]

@@ -84,30 +84,70 @@ def strongest_dimension(z: Codes) -> Int[Tensor, " n"]:
     return torch.from_numpy(np.asarray(z.argmax(axis=1)).ravel().astype(np.int64))
 
 
-def strongest_group(z: Codes, groups: int) -> Int[Tensor, " n"]:
+def strongest_group(z: Codes, groups: int | None = None) -> Int[Tensor, " n"]:
     """The cluster of a node by groups of dimensions: where the most of its code lies.
 
     Dimensions that fire for the same nodes are joined, nearest first (average linkage on their
-    cosines), until so many groups are left. Silent dimensions are in no group.
+    cosines), until so many groups are left. Silent dimensions are in no group. None takes the
+    groups of `communities`, which do not have to be told how many there are.
 
     Example:
         >>> z = torch.tensor([[1.0, 1, 0], [1, 0.9, 0], [0.9, 1, 0], [0, 0, 1]])
         >>> strongest_group(z, 2).unique(return_counts=True)[1]
         tensor([3, 1])
     """
-    products = gram(z).double()
-    length = products.diagonal().sqrt()
-    fires = (length > 0).nonzero()[:, 0]
-    count = min(groups, len(fires))
-    if count < 2:
+    group = communities(z) if groups is None else _nearest_joined(z, groups)
+    belongs = (group[:, None] == np.arange(group.max() + 1)).astype(np.float32)
+    if belongs.shape[1] < 2:
         return torch.zeros(z.shape[0], dtype=torch.int64)
-    apart = 1 - products[fires][:, fires] / torch.outer(length[fires], length[fires])
-    joined = AgglomerativeClustering(count, metric="precomputed", linkage="average")
-    belongs = np.zeros((z.shape[1], count), np.float32)
-    belongs[fires.numpy(), joined.fit_predict(apart.clamp(min=0).numpy())] = 1
     unit = unit_rows(z)
     unit = unit.cpu().numpy() if isinstance(unit, Tensor) else unit
     return torch.from_numpy(np.asarray(unit @ belongs).argmax(axis=1))
+
+
+def communities(z: Codes) -> Int[np.ndarray, " d"]:
+    """The group of each dimension: dimensions of a group fire for the same nodes.
+
+    Greedy modularity (Clauset, Newman and Moore, arXiv cond-mat/0408187) of the dimensions'
+    products: the two groups that gain most are joined until none gain, so the codes say how many
+    there are. A silent dimension is a group of its own.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 1, 0, 0], [1, 0.9, 0, 0], [0, 0, 1, 0.5], [0, 0, 0.5, 1]])
+        >>> communities(z).tolist()
+        [0, 0, 1, 1]
+    """
+    weight = gram(z).double().clamp(min=0).cpu().numpy().copy()
+    np.fill_diagonal(weight, 0)
+    weight /= max(weight.sum(), 1e-12)
+    group = np.arange(len(weight))
+    while len(weight) > 1:
+        share = weight.sum(axis=0)
+        gain = weight - np.outer(share, share)
+        np.fill_diagonal(gain, -np.inf)
+        kept, joined = sorted(divmod(int(gain.argmax()), len(weight)))
+        # Rounding must not join what is indifferent.
+        if gain[kept, joined] <= 1e-12:
+            break
+        weight[kept] += weight[joined]
+        weight[:, kept] += weight[:, joined]
+        weight = np.delete(np.delete(weight, joined, axis=0), joined, axis=1)
+        group[group == joined] = kept
+        group[group > joined] -= 1
+    return group
+
+
+def _nearest_joined(z: Codes, groups: int) -> Int[np.ndarray, " d"]:
+    products = gram(z).double()
+    length = products.diagonal().sqrt()
+    fires = (length > 0).nonzero()[:, 0]
+    group, count = np.full(z.shape[1], -1), min(groups, len(fires))
+    if count < 2:
+        return group
+    apart = 1 - products[fires][:, fires] / torch.outer(length[fires], length[fires])
+    joined = AgglomerativeClustering(count, metric="precomputed", linkage="average")
+    group[fires.numpy()] = joined.fit_predict(apart.clamp(min=0).numpy())
+    return group
 
 
 def k_means(z: Codes, clusters: int, seed: int) -> Int[Tensor, " n"]:

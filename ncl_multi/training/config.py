@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 LEAST_ROWS = 10
 """Fewer rows than these are not trained on: there is next to nothing to contrast a row with."""
+_BF16_INSTRUCTIONS = "avx512_bf16", "amx_tile"
 Config = TypeVar("Config", bound="TrainConfig")
 Active = TypeVar("Active", int, int | None)
 
@@ -51,8 +52,9 @@ class TrainConfig:
     """Seed of everything random."""
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the encoder; losses are always summed in fp32."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 where the device
+    multiplies in it, else fp32."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
     resume: bool = True
@@ -89,6 +91,12 @@ class TrainConfig:
                 "shard does not go with ema, compile or precision fp16; leave them out, or train "
                 "with shard=False (--no-shard)"
             )
+
+    def on_this_machine(self: Config) -> Config:
+        """This config with a precision in place of `auto`."""
+        if self.precision != "auto":
+            return self
+        return replace(self, precision="bf16" if _multiplies_in_bf16(self.device) else "fp32")
 
     @property
     def rows_seen(self) -> int | None:
@@ -156,6 +164,19 @@ def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
     if value > most and os.environ.get("RANK", "0") == "0":
         log.warning(f"{name} lowered from {value} to {most}: there are {count} {items}")
     return min(value, most)
+
+
+def _multiplies_in_bf16(device: str | None) -> bool:
+    """Whether the device has instructions for bf16; one that only converts is faster in fp32."""
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device not in (None, "cpu") or torch.accelerator.is_available():
+        return False
+    # torch has no public names for these yet.
+    known = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in _BF16_INSTRUCTIONS)
+    return any(supported is not None and supported() for supported in known)
 
 
 def _processes() -> int:

@@ -121,9 +121,13 @@ def read_examples(
         labels = np.asarray(groups)
         if labels.shape != (count,):
             raise ValueError(f"expected one group per row, {count}; got the shape {labels.shape}")
+        # None is nothing, and NaN is not equal to itself.
+        without = np.flatnonzero((labels != labels) | np.equal(labels, None))
+        if len(without):
+            raise ValueError(f"every row needs a group; row {without[0]} has none")
         kinds = torch.from_numpy(np.unique(labels[numbers], return_inverse=True)[1])
         return Examples(rows, whole, None if partner else SameGroup(kinds), kinds, numbers)
-    near = Neighbours(x, neighbours) if pairs is None and not partner else None
+    near = Neighbours(unit_rows(x), neighbours) if pairs is None and not partner else None
     return Examples(rows, whole, near, same_rows(x), numbers)
 
 
@@ -135,8 +139,7 @@ def start_heads(heads: Any, data: Examples, start: Start) -> None:
     """
     drawn = torch.from_numpy(_draw(len(data.rows), _STARTED_ON))
     sides = [
-        F.normalize(side[rows[drawn]], dim=1)
-        for side, rows in zip(data.sides, data.rows.T, strict=False)
+        unit_rows(side[rows[drawn]]) for side, rows in zip(data.sides, data.rows.T, strict=False)
     ][: len(heads)]
     means = [x.mean(dim=0) for x in sides]
     if len(heads) == 1:
@@ -191,7 +194,7 @@ class EmbeddingObjective(nn.Module):
         anchors = rows[:, 0]
         others = rows[:, 1] if self.data.partners is None else self.data.partners.of(anchors)
         h = [
-            F.normalize(side[own].to(device), dim=1)
+            unit_rows(side[own].to(device))
             for side, own in zip(
                 (self.data.sides[0], self.data.sides[-1]), (anchors, others), strict=True
             )
@@ -250,6 +253,19 @@ def _draw(count: int, most: int) -> np.ndarray:
         return np.arange(count)
     seed = int(torch.randint(2**31 - 1, ()))
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
+def unit_rows(x: Embeddings) -> Embeddings:
+    """Rows of length one, whatever their size: squares of small or large numbers are not finite.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3e-30, 4e-30], [3e30, 4e30], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    largest = x.abs().amax(dim=1, keepdim=True)
+    return F.normalize(x / torch.where(largest > 0, largest, 1.0), dim=1)
 
 
 def same_rows(x: Embeddings) -> Rows:

@@ -105,6 +105,7 @@ def fit(
         fingerprint: Tells this training data from others; None looks at rows of the dataset.
     """
     with random_state_kept():
+        cfg = cfg.on_this_machine()
         return _fit(objective, loader, cfg, optimizer or _adamw(cfg), fingerprint)
 
 

@@ -251,16 +251,19 @@ def test_the_spectral_part_is_its_formula_on_whole_and_on_cut_codes(k):
     z = tuple(torch.rand(7, 10, dtype=torch.float64) for _ in range(2))
     t = torch.tensor(0.3, dtype=torch.float64)
     naive = 0.0
-    cut = [] if k is None else [(1.0, *(top_k(side, k) for side in z))]
-    for share, za, zb in [(0.3, *z), *cut]:
+    cut = [] if k is None else [tuple(top_k(side, k) for side in z)]
+    for za, zb in [z, *cut]:
         cosines = [[float(a @ b / (a.norm() * b.norm())) for b in zb] for a in za]
         rivals = [cosines[i][j] ** 2 for i in range(7) for j in range(7) if i != j]
         partners = [cosines[i][i] for i in range(7)]
-        naive += share * (_SQUARED_LENGTH * sum(rivals) / 42 - 2 * sum(partners) / 7)
+        naive += _SQUARED_LENGTH * sum(rivals) / 42 - 2 * sum(partners) / 7
     with_it, without = (ClipHeads(6, 5, 10, k=k, spectral=w).loss(*z, t) for w in (2.5, 0.0))
     assert (with_it - without).item() == pytest.approx(2.5 * naive, rel=1e-9)
-    with pytest.raises(ValueError, match="spectral must be at least 0"):
-        ClipHeads(6, 5, 10, spectral=-1.0)
+    alone = ClipHeads(6, 5, 10, k=k, spectral=2.5, contrast=0.0).loss(*z, t)
+    assert alone.item() == pytest.approx(2.5 * naive, rel=1e-9)
+    for wrong in ({"spectral": -1.0}, {"contrast": -1.0}, {"contrast": 0.0}):
+        with pytest.raises(ValueError, match="spectral and contrast must be at least 0"):
+            ClipHeads(6, 5, 10, **wrong)
 
 
 def test_the_spectral_part_does_not_know_lengths_and_survives_rows_of_zeros():
@@ -692,6 +695,20 @@ def test_settings_are_chosen_on_training_emoji_of_another_vendor_and_on_other_em
         choose["hold_out"](TowerFeatures(pairs, image, text), "Nobody")
 
 
+def test_settings_for_captioned_photos_are_chosen_on_the_last_training_images():
+    import runpy
+
+    choose = runpy.run_path(str(ROOT / "evals/choose_clip.py"), run_name="eval")
+    said = [[f"a {n}", f"the {n}"] for n in range(6)]
+    pairs = pairs_of("flickr8k", "train", [png("red")] * 6, list("abcdef"), said)
+    image, text = torch.arange(6.0).reshape(1, 6, 1), torch.arange(12.0)[:, None]
+    splits = choose["hold_out_last"](TowerFeatures(pairs, image, text), 2)
+    assert splits["train"].pairs.image_names == list("abcd")
+    assert splits["validation"].image[0, :, 0].tolist() == [4, 5]
+    assert splits["validation"].pairs.captions == ["a 4", "the 4", "a 5", "the 5"]
+    assert splits["validation"].text[:, 0].tolist() == [8, 9, 10, 11]
+
+
 def test_the_recipe_fine_tunes_cuts_and_shortens(tmp_path, monkeypatch):
     """Every figure of the table has its place, and both models that are saved give codes."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
@@ -724,7 +741,8 @@ def test_the_recipe_compares_with_plain_contrastive_heads(tmp_path, monkeypatch)
     lay_out(tmp_path)
     cfg = clip_ncl.Config(
         out=tmp_path / "run", data=str(tmp_path / "pairs"), model=f"hf:{tmp_path / 'clip'}",
-        dims=16, k=4, compare=True, steps=2, batch_size=32, device="cpu", cache=tmp_path / "cache",
+        dims=16, k=4, contrast=0.5, compare=True, steps=2, batch_size=32, device="cpu",
+        cache=tmp_path / "cache",
     )  # fmt: skip
     clip_ncl.main(cfg)
     figures = json.loads((cfg.out / "metrics.json").read_text())
@@ -734,5 +752,6 @@ def test_the_recipe_compares_with_plain_contrastive_heads(tmp_path, monkeypatch)
     )
     assert twin.heads.image.activation == plain.heads.image.activation == "none"
     assert (twin.heads.spectral, plain.heads.spectral) == (10, 0)
+    assert (twin.heads.contrast_weight, plain.heads.contrast_weight) == (0.5, 1)
     told = json.loads((cfg.out / "plain" / "config.json").read_text())
     assert (told["start"], told["spectral"]) == ("random", 0)

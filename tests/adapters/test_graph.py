@@ -5,6 +5,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_array
@@ -40,6 +41,7 @@ from ncl_multi.metrics.nodes import (
     Split,
     _fewer_columns,
     agreement,
+    communities,
     k_means,
     link_prediction,
     node_accuracy,
@@ -566,7 +568,8 @@ NONE, EDGE = torch.zeros(2, 0, dtype=torch.int64), torch.tensor([[0], [1]])
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (Data(x=torch.zeros(0, 3), edge_index=NONE), "the graph is empty"),
+        (Data(x=torch.zeros(0, 3), edge_index=NONE), "at least two nodes; got 0"),
+        (Data(x=torch.ones(1, 3), edge_index=NONE), "at least two nodes; got 1"),
         (Data(edge_index=EDGE, num_nodes=2), "nodes need features"),
         (Data(x=torch.zeros(2, 0), edge_index=EDGE), "nodes need features"),
         (Data(x=torch.ones(2, 2)), "a graph is a torch_geometric.data.Data"),
@@ -780,6 +783,47 @@ def test_dimensions_that_fire_together_are_one_group():
     assert strongest_group(torch.zeros(4, 2), 3).tolist() == [0, 0, 0, 0]
 
 
+def test_communities_of_dimensions_are_found_without_their_number():
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(300) % 4
+    fires = torch.rand(300, 25, generator=draw) < 0.3
+    z = (fires & (torch.arange(25) % 4 == y[:, None])).float()
+    z[:, 24] = 0
+    found = communities(z)
+    assert len(np.unique(found)) == 5, "the silent dimension is a group of its own"
+    assert all(len(np.unique(found[:24][kind::4])) == 1 for kind in range(4))
+    fired = (z > 0).any(dim=1)
+    assert agreement(strongest_group(z)[fired], y[fired])["nmi"] == pytest.approx(1.0)
+    assert strongest_group(torch.zeros(5, 1)).tolist() == [0] * 5
+
+
+def test_joining_groups_is_the_best_gain_of_modularity_by_hand():
+    z = torch.rand(40, 6, generator=torch.Generator().manual_seed(1))
+    z = F.normalize(z * (z > 0.6), dim=1)
+    weight = (z.T @ z).double().fill_diagonal_(0)
+    weight = weight / weight.sum()
+
+    def modularity(groups):
+        return sum(
+            weight[i, j] - weight[i].sum() * weight[j].sum()
+            for group in groups for i in group for j in group if i != j
+        )  # fmt: skip
+
+    groups = [[i] for i in range(6)]
+    while len(groups) > 1:
+        tried = {}
+        for i in range(len(groups)):
+            for j in range(i):
+                rest = [group for k, group in enumerate(groups) if k not in (i, j)]
+                merged = [*rest, groups[i] + groups[j]]
+                tried[float(modularity(merged))] = merged
+        if max(tried) <= float(modularity(groups)) + 1e-12:
+            break
+        groups = tried[max(tried)]
+    found = communities(z)
+    assert {frozenset(np.flatnonzero(found == g)) for g in found} == set(map(frozenset, groups))
+
+
 def test_hidden_links_are_gone_in_both_directions_and_others_are_none(graph):
     data = prepare(graph)
     data.edge_weight = torch.arange(float(data.num_edges))
@@ -828,7 +872,7 @@ def test_the_recipe_writes_a_whole_run_with_its_twin(graph, tmp_path):
     assert head.items[10] == "class 1, node 10"
     assert head.about["output"] == "head"
     assert len(head.about["drawings"]) == len(head.about["names"]) == 16
-    assert {"link_auc", "nmi", "group_nmi", "k_means_nmi", "purity_at_10"} <= set(
+    assert {"link_auc", "nmi", "group_nmi", "community_nmi", "k_means_nmi", "purity_at_10"} <= set(
         rows["ncl"]["all"]
     )
 
@@ -848,6 +892,23 @@ def test_the_recipe_trains_every_way_it_offers(graph, tmp_path, options):
     row = graph_ncl.main(cfg)["ncl"]["all"]
     assert "encoder_accuracy" not in row, "there are no labels"
     assert row["alive"] > 0.5
+
+
+@pytest.mark.parametrize(("without", "classified"), [(slice(0, 2), True), (slice(4, 30), False)])
+def test_the_recipe_measures_a_graph_where_some_nodes_have_labels(
+    graph, tmp_path, without, classified, capsys
+):
+    graph.y = torch.arange(30) % 3
+    graph.y[without] = -1
+    graph.y[0] = -1
+    torch.save(graph, tmp_path / "graph.pt")
+    cfg = short(tmp_path, data=str(tmp_path / "graph.pt"), twin=False)
+    row = graph_ncl.main(cfg)["ncl"]["all"]
+    assert {"nmi", "group_nmi", "class_consistency"} <= set(row)
+    assert ({"encoder_accuracy", "head_accuracy"} <= set(row)) is classified
+    assert ("accuracy is left out" in capsys.readouterr().err) is not classified
+    head = Features.load(tmp_path / "run" / "features" / "all_head.safetensors")
+    assert head.items[0] == "unlabelled, node 0"
 
 
 def test_a_killed_run_resumes_to_the_same_weights(graph, tmp_path):

@@ -36,11 +36,10 @@ from ncl_multi.adapters.sentence.objective import (
     SparseAutoencoder,
     at_each_k,
     contrast,
-    turns_of,
 )
 from ncl_multi.adapters.sentence.report import TextBenchmarks, baselines, principal_axes, quality
 from ncl_multi.data import stsb
-from ncl_multi.losses import correlation_loss
+from ncl_multi.losses import correlation_loss, imitation
 from ncl_multi.training.neighbours import Neighbours, nearest
 
 # What the libraries say about themselves.
@@ -227,16 +226,10 @@ def test_k_comes_down_over_the_first_seventy_percent():
     assert seen == [16, 8, 4, 4]
 
 
-def test_few_entries_have_more_turns():
-    turns = turns_of((8, 16, 32, 64))
-    assert [turns.count(k) for k in (8, 16, 32, 64)] == [8, 4, 2, 1]
-    assert turns[:3] != [8, 8, 8]
-
-
 def objective(corpus, h, ks=(2, 4), **options):
     """An objective without dropout on a head that is not trained."""
     torch.manual_seed(0)
-    still = {"dropout": 0.0, "contrast": 0.0, "correlation": 0.0}
+    still = {"dropout": 0.0, "contrast": 0.0, "correlation": 0.0, "imitation": 0.0}
     head = ncl.NonNegHead(h.shape[1], 16).double()
     return SentenceObjective(head, corpus, h, ks, SentenceConfig(**still | options))
 
@@ -282,6 +275,33 @@ def test_scores_and_the_encoders_cosines_are_correlations():
     )
     with_cosines = objective(corpus, h, ks=None, correlation=1.0, neighbours=2)
     assert 0 <= with_cosines(corpus.examples)[0].item() <= 2
+
+
+def test_a_blended_neighbour_is_the_mean_of_three_near_texts():
+    torch.manual_seed(0)
+    h = 3 * rows(0, 4, 8)
+    near = nearest(h, 1)[:, 0]
+    examples = Examples(h, SentenceConfig(neighbours=1, blended=1.0))
+    blended = examples.blended(torch.arange(4), near)
+    mean = F.normalize(h[near] + h[near[near]] + h[near], dim=1)
+    torch.testing.assert_close(blended, mean * h[near].norm(dim=1, keepdim=True))
+    never = Examples(h, SentenceConfig(neighbours=1, blended=0.0))
+    assert torch.equal(never.blended(torch.arange(4), near), h[near])
+
+
+def test_neighbours_are_imitated():
+    corpus, h = Corpus.of(SENTENCES), rows(0, 6, 8)
+    made = objective(corpus, h, ks=(3,), imitation=2.0, neighbours=2, blended=0.0)
+    torch.manual_seed(2)
+    loss, z = made(corpus.examples)
+    torch.manual_seed(2)
+    made.examples.columns(corpus.examples)
+    drawn = torch.cat(made.examples.around.draw(12))
+    texts, near = z[12:].split(12)
+    cut, teacher = ncl.top_k(near, 3), h[drawn].split(12)
+    short = imitation((ncl.top_k(texts, 3), cut), teacher, 0.05)
+    whole = imitation((texts, cut), teacher, 0.05)
+    assert loss.item() == pytest.approx(2.0 * (short + whole).item(), rel=1e-6)
 
 
 def test_the_encoder_is_trained_if_asked_for():

@@ -505,6 +505,34 @@ def test_a_model_in_pieces_is_put_together(own_cache, tmp_path, monkeypatch):
     assert (data.mpnet() / "config.json").read_text() == "{}"
 
 
+def test_an_encoder_comes_from_the_hub_first_and_from_its_package_without_one(
+    own_cache, tmp_path, monkeypatch
+):
+    on_hub = "sentence-transformers/all-MiniLM-L6-v2"
+    folder = tmp_path / "package"
+    monkeypatch.setattr(towers, "minilm", lambda: folder)
+    monkeypatch.setattr(towers, "_hub_has", lambda name: True)
+    assert data.encoder_source(on_hub) == on_hub
+    monkeypatch.setattr(towers, "_hub_has", lambda name: False)
+    assert data.encoder_source(on_hub) == folder
+    assert data.encoder_source("minilm") == folder
+    # What is not in a package, and the user's own folders, are left to the host library.
+    assert data.encoder_source("intfloat/e5-small") == "intfloat/e5-small"
+    (tmp_path / "minilm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert data.encoder_source("minilm") == "minilm"
+
+
+def test_a_hub_that_is_switched_off_or_gone_is_noticed_at_once(monkeypatch):
+    constants = pytest.importorskip("huggingface_hub").constants
+    name = "sentence-transformers/no-such-model-in-any-cache"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert not towers._hub_has(name)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert not towers._hub_has(name)
+
+
 def test_a_pickle_with_other_bytes_is_never_loaded(tmp_path, monkeypatch):
     pytest.importorskip("torch_geometric")
 

@@ -88,13 +88,22 @@ def test_methods_are_compared_at_equal_entries(here):
     assert "purity_at_10" not in rows["pca", 4]
 
 
-def test_settings_are_chosen_by_neighbours_that_are_kept(here):
-    evals = script("evals/choose_coder.py")
-    x = np.load(here / "x.npy")
-    row = evals["compare"](evals["Config"](here / "x.npy", dims=24, steps=3, k=(2, 4)), {}, x)
-    assert set(row) == {"k=2", "k=2_free", "k=4", "k=4_free"}
-    near = np.array([[0, 1]])
+def test_settings_are_chosen_by_texts_that_find_their_rest(here):
     from scipy.sparse import csr_array
 
+    evals = script("evals/choose_coder.py")
+    x = np.load(here / "x.npy")
+    cfg = evals["Config"](k=(2, 4))
+    row = evals["compare"]({"dims": 24, "steps": 3}, x, x, cfg)
+    measures = {f"{name}_{k}" for name in ("share", "kept") for k in (2, 4)}
+    assert set(row) == measures | {f"{name}_whole_query" for name in measures}
+    assert all(0 < value <= 1 for value in row.values())
+    near = np.array([[0, 1]])
     codes = csr_array(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
     assert evals["kept_neighbours"](near, codes[[0]], codes) == 0.5
+
+
+def test_docstrings_are_texts_to_choose_by():
+    texts = script("evals/choose_coder.py")["docstrings"]()
+    assert len(texts) > 500
+    assert all(len(first.split()) >= 4 <= len(rest.split()) <= 100 for first, rest in texts.items())

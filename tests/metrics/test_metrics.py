@@ -208,11 +208,43 @@ def test_fine_tuning_leaves_the_model_as_it_was():
     x, y = torch.eye(4).repeat(10, 1), torch.arange(4).repeat(10)
     model = torch.nn.Linear(4, 8)
     before = model.weight.clone()
-    got = metrics.fine_tuned_accuracy(
+    got = metrics.fine_tuned_predictions(
         model, lambda m, x: m(x), (x, y), (x, y), epochs=20, batch_size=8, lr=0.05
     )
-    assert got == 1
+    assert torch.equal(got, y)
     assert torch.equal(model.weight, before)
+
+
+# Intervals
+
+
+def test_the_interval_of_a_few_seeds_is_students():
+    values = np.array([0.1, 0.25, 0.4])
+    mean, low, high = metrics.mean_interval(values)
+    half = 4.302652729911275 * values.std(ddof=1) / 3**0.5
+    assert (mean, low, high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
+    with pytest.raises(ValueError, match="at least two seeds; got 1"):
+        metrics.mean_interval(values[:1])
+
+
+def test_equal_seeds_still_leave_the_uncertainty_of_the_items():
+    items = np.array([0.0, 1.0] * 200)
+    mean, low, high = metrics.mean_interval(np.stack([items] * 3))
+    assert mean == 0.5
+    assert high - mean == pytest.approx(mean - low)
+    assert high - mean == pytest.approx(1.966 * 0.5 / 399**0.5, rel=1e-3)
+    assert metrics.mean_interval(np.ones((3, 4))) == (1, 1, 1)
+
+
+def test_nineteen_of_twenty_intervals_contain_the_truth():
+    draw = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        seeds, items = draw.normal(size=(3, 1)), draw.normal(size=(1, 50)) * 3
+        values = 0.3 + seeds * 0.5 + items + draw.normal(size=(3, 50))
+        _, low, high = metrics.mean_interval(values)
+        hits += low <= 0.3 <= high
+    assert hits / 400 > 0.93
 
 
 # Retrieval

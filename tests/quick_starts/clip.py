@@ -4,7 +4,7 @@ import ncl_multi as ncl
 
 pictures = sorted(Path("pictures").glob("*.png"))
 captions = [picture.stem.replace("_", " ") for picture in pictures]
-model = ncl.NonNegClip("hf:openai/clip-vit-base-patch32", dims=1024, k=16)
+model = ncl.NonNegClip("efficientnet-lite0+minilm", dims=1024, k=16)  # or "hf:<any CLIP>"
 model.fit(list(zip(pictures, captions, strict=True)), out="runs/pictures")
 
 model = ncl.load("runs/pictures")

@@ -390,3 +390,14 @@ def test_rows_seen_are_those_of_all_processes_and_of_steps_alone(monkeypatch):
     assert TrainConfig(steps=5, batch_size=4).rows_seen == 20
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert TrainConfig(steps=5, batch_size=4).rows_seen == 40
+
+
+def test_auto_is_bf16_only_where_the_processor_has_instructions_for_it(monkeypatch):
+    for supported, precision in ((True, "bf16"), (False, "fp32")):
+        for name in ("avx512_bf16", "amx_tile"):
+            monkeypatch.setattr(
+                torch.cpu, f"_is_{name}_supported", lambda yes=supported: yes, raising=False
+            )
+        config = TrainConfig(precision="auto", device="cpu").on_this_machine()
+        assert config.precision == precision
+    assert TrainConfig(precision="fp32").on_this_machine().precision == "fp32"

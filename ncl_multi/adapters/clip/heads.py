@@ -14,9 +14,6 @@ from ncl_multi.losses import InfoNCE, imitation_and_contrast, info_nce, normaliz
 Scalar = Float[Tensor, ""]
 _SQUARED_LENGTH = 16.0
 """Of rows in the spectral part of the loss. From 5 to 40 it hardly matters."""
-_WHOLE_SHARE = 0.3
-"""Of the spectral part's weight, for whole codes: there it makes dimensions purer, at a cost in
-retrieval; on cut codes it does not cost any."""
 
 
 class ClipHeads(nn.Module):
@@ -36,6 +33,8 @@ class ClipHeads(nn.Module):
             `loss` makes them good at both.
         spectral: Weight of the spectral loss that is added to InfoNCE; see `loss`. It makes
             dimensions purer and more alike over seeds, where InfoNCE makes them retrieve.
+        contrast: Weight of InfoNCE and of the imitation of whole codes by cut ones; 0 trains with
+            the spectral loss only.
         dropout: Share of the towers' features that is dropped in training. With few pairs, sparse
             heads learn them by heart without it.
         temperature: Where the learnt temperature starts.
@@ -57,6 +56,7 @@ class ClipHeads(nn.Module):
         density: float | None = None,
         k: int | None = None,
         spectral: float = 0.0,
+        contrast: float = 1.0,
         dropout: float = 0.0,
         temperature: float = 0.07,
         min_temperature: float = 0.01,
@@ -69,8 +69,11 @@ class ClipHeads(nn.Module):
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1); got {dropout}")
-        if spectral < 0:
-            raise ValueError(f"spectral must be at least 0; got {spectral}")
+        if min(spectral, contrast) < 0 or spectral == contrast == 0:
+            raise ValueError(
+                f"spectral and contrast must be at least 0, one of them more; got {spectral} and "
+                f"{contrast}"
+            )
         options: dict[str, Any] = {
             "hidden_dim": hidden_dim, "activation": activation, "density": density,
         }  # fmt: skip
@@ -79,7 +82,8 @@ class ClipHeads(nn.Module):
         self.image = NonNegHead(image_dim, dims, **options)
         self.text = None if shared else NonNegHead(text_dim, dims, **options)
         self.contrast = InfoNCE(temperature, learnable=True, min_temperature=min_temperature)
-        self.dropout, self.k, self.spectral = dropout, k, spectral
+        self.dropout, self.k = dropout, k
+        self.spectral, self.contrast_weight = spectral, contrast
         self.register_buffer("image_mean", torch.zeros(image_dim))
         self.register_buffer("text_mean", torch.zeros(text_dim))
 
@@ -151,18 +155,18 @@ class ClipHeads(nn.Module):
 
         Cut codes have fewer entries to generalise with, so they also learn from the whole ones
         how near each image is to the texts of the others. The spectral part is the weight
-        `spectral` times `spectral_of_cosines` of the cut codes, and 0.3 of it of the whole ones.
+        `spectral` times `spectral_of_cosines` of the cut codes, and the same of the whole ones.
 
         Processes that train together each pass their own rows, and get the loss of all of them.
         """
 
-        def spectral_part(za: Tensor, zb: Tensor, share: float = 1.0) -> Tensor | float:
-            weight = share * self.spectral
-            return weight and weight * spectral_of_cosines(za, zb, _SQUARED_LENGTH)
+        def spectral_part(za: Tensor, zb: Tensor) -> Tensor | float:
+            return self.spectral and self.spectral * spectral_of_cosines(za, zb, _SQUARED_LENGTH)
 
-        whole = z_image, z_text
-        loss = info_nce(*whole, temperature=temperature, groups=groups, distributed=True)
-        loss = loss + spectral_part(*whole, _WHOLE_SHARE)
+        whole, contrast = (z_image, z_text), self.contrast_weight
+        # At a weight of zero, too: DDP does not forgive a temperature that is not used.
+        contrasted = info_nce(*whole, temperature=temperature, groups=groups, distributed=True)
+        loss = contrast * contrasted + spectral_part(*whole)
         if self.k is None:
             return loss
         k = self.k
@@ -172,7 +176,7 @@ class ClipHeads(nn.Module):
             imitated, contrasted = imitation_and_contrast(
                 (za, zb), whole, temperature, groups=groups, distributed=True
             )
-            return imitated + contrasted + spectral_part(za, zb)
+            return contrast * (imitated + contrasted) + spectral_part(za, zb)
 
         # Wide codes take the most room, so they are cut again in the backward, not kept.
         return loss + checkpoint(of_cut, *whole, use_reentrant=False, preserve_rng_state=False)

@@ -85,7 +85,7 @@ class NonNegClip(
         return {
             "dims": head.dims, "hidden_dim": head.hidden_dim, "activation": head.activation,
             "density": head.density, "shared": heads.text is None, "k": heads.k,
-            "spectral": heads.spectral, "dropout": heads.dropout,
+            "spectral": heads.spectral, "contrast": heads.contrast_weight, "dropout": heads.dropout,
             "min_temperature": heads.contrast.min_temperature,
         }  # fmt: skip
 

@@ -226,7 +226,7 @@ def check(data: Any) -> None:
             f"torch_geometric.transforms.Constant or LocalDegreeProfile make features"
         )
     if len(x) < 2:
-        raise ValueError(f"the graph is empty: at least two nodes are needed; got {len(x)}")
+        raise ValueError(f"a graph needs at least two nodes; got {len(x)}")
     bad = torch.cat([(~rows.isfinite()).any(dim=1) for rows in x.split(_PIECE)]).nonzero()[:, 0]
     if len(bad):
         raise ValueError(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ncl_multi.adapters.graph.data import Nodes
@@ -18,6 +19,7 @@ from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.metrics.nodes import (
     Split,
     agreement,
+    communities,
     k_means,
     link_prediction,
     node_accuracy,
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = (
     "encoder_accuracy", "head_accuracy", "active_dims", "purity_at_10", "distinct",
-    "class_consistency", "name_fit", "nmi", "group_nmi", "k_means_nmi", "link_auc",
+    "class_consistency", "name_fit", "nmi", "community_nmi", "group_nmi", "k_means_nmi", "link_auc",
 )  # fmt: skip
 
 
@@ -94,10 +96,12 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
         return readability(z)
     known = (y >= 0).nonzero()[:, 0]
     split, classes = random_split(y, seed), len(y[known].unique())
-    row = {
-        "encoder_accuracy": node_accuracy(h, y, split)["test"],
-        "head_accuracy": node_accuracy(z, y, split)["test"],
-    }
+    row = {}
+    if len(y[split.train].unique()) > 1:
+        row["encoder_accuracy"] = node_accuracy(h, y, split)["test"]
+        row["head_accuracy"] = node_accuracy(z, y, split)["test"]
+    else:
+        log.warning("a tenth of the labelled nodes has one label: accuracy is left out")
     if all(mask in data for mask in ("train_mask", "val_mask", "test_mask")):
         public = Split(*(data[m].nonzero()[:, 0] for m in ("train_mask", "val_mask", "test_mask")))
         row["encoder_accuracy_public_split"] = node_accuracy(h, y, public)["test"]
@@ -105,7 +109,9 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
     rows = z[known if isinstance(z, Tensor) else known.numpy()]
     row |= readability(rows, y[known])
     row |= agreement(strongest_dimension(z), y)
+    row["communities"] = len(np.unique(communities(z)))
     for name, clusters in (
+        ("community", strongest_group(z)),
         ("group", strongest_group(z, classes)),
         ("k_means", k_means(z, classes, seed)),
     ):

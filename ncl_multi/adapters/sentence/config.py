@@ -33,10 +33,16 @@ class SentenceConfig(TrainConfig):
     mined_negatives: bool = False
     """Where some examples have a hard negative, also give those without one the farthest of their
     anchor's neighbours."""
+    blended: float = 0.7
+    """Share of neighbours that stand for documents: the mean of a text's features and those of two
+    others near it. Texts that are searched are longer than most texts to train on."""
     passages: bool | None = None
     """Whether texts are documents, each paired with its own sentences; None finds out."""
     correlation: float = 30.0
     """Weight of the correlation between the cosines of codes and those of the encoder."""
+    imitation: float = 10.0
+    """Weight of learning from the encoder which neighbours are near which texts of a batch, for
+    short codes of the texts and for whole ones, as of queries."""
     scores: float = 0.5
     """Weight of the correlation with human scores, where the corpus has any."""
     neighbours: int = 64

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.data.fetch import cache
@@ -147,6 +148,16 @@ class Examples:
                 negatives = torch.where(negatives < 0, none, negatives)
             columns.append(negatives)
         return columns
+
+    def blended(self, rows: Int[Tensor, " m"], near: Int[Tensor, " m"]) -> Tensor:
+        """Features of what is near each row; a share of them are those of a document, made up.
+
+        That is the mean of three texts that are near each other, as long as the first.
+        """
+        h = self.h[near]
+        mean = h + self.h[self.around.of(near)] + self.h[self.around.of(rows)]
+        document = normalize(mean, dim=1) * h.norm(dim=1, keepdim=True)
+        return torch.where(torch.rand(len(h), 1) < self.config.blended, document, h)
 
 
 def cached_features(model: Any, sentences: Sequence[str], precision: str = "fp32") -> Tensor:

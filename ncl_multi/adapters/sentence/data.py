@@ -90,12 +90,6 @@ def held_out() -> tuple[list[str], list[int]]:
     return [synset.entry for synset in synsets], [synset.category for synset in synsets]
 
 
-def read_encoder(name: str) -> Any:
-    """An encoder for `wrap`: `minilm`, `mpnet` or `wordllama` from packages, or the name given."""
-    packaged = {"minilm": data.minilm, "mpnet": data.mpnet, "wordllama": data.wordllama}
-    return packaged[name]() if name in packaged else name
-
-
 def plain(sentence: str) -> str:
     """A sentence without case and punctuation: what tells whether two are the same."""
     letters = (letter if letter.isalnum() else " " for letter in sentence.lower())

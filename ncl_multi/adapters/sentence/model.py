@@ -20,7 +20,7 @@ from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.adapters.sentence.corpus import Corpus, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
-from ncl_multi.data.towers import minilm, wordllama
+from ncl_multi.data.towers import encoder_source
 from ncl_multi.head import Activation, HeadOptions, NonNegHead, sparse_axes
 from ncl_multi.model import SparseModel, check_fits
 from ncl_multi.training.batches import Rows
@@ -46,8 +46,8 @@ def wrap(
     """Put a fresh non-negative head on an encoder; its config says whether it reads text or images.
 
     Args:
-        encoder: A name on the hub, a folder, or a loaded module (of transformers, or a
-            `SentenceTransformer`).
+        encoder: A name on the hub; `minilm`, `mpnet` or `wordllama`, which come as packages; a
+            folder; or a loaded module (of transformers, or a `SentenceTransformer`).
         dims: Width of the codes; None for seven quarters of the encoder's: both directions of every
             axis, except those that hardly fire.
         pooling: `own` is what the model was made with: the modules of a sentence-transformers
@@ -65,6 +65,7 @@ def wrap(
         seed: Of the weights the head starts with.
         trust_remote_code: Run code that comes with the model. Off unless asked for.
     """
+    encoder = encoder_source(encoder) if isinstance(encoder, str) else encoder
     body = Encoder.load(encoder, pooling, tower, processor, trust_remote_code)
     head = HeadOptions(dims or 7 * body.width // 4, hidden_dim, activation, batch_norm, density, k)
     with torch.random.fork_rng():
@@ -122,10 +123,8 @@ class NonNegEncoder(
 
     @classmethod
     def on_base(cls, base: str, options: dict[str, Any]) -> "NonNegEncoder":
-        """A fresh head on `minilm`, `wordllama` or an encoder on the hub."""
-        known = {"minilm": minilm, "wordllama": wordllama}
-        source = known[base]() if base in known else base
-        encoder = Encoder.load(source, options["pooling"], options["tower"])
+        """A fresh head on an encoder that `wrap` takes by this name."""
+        encoder = Encoder.load(encoder_source(base), options["pooling"], options["tower"])
         return cls(encoder, _fresh_head(options["head"], encoder.width))
 
     def base_part(self) -> nn.Module:

@@ -12,26 +12,18 @@ from ncl_multi.adapters.sentence.config import Loss, SentenceConfig
 from ncl_multi.adapters.sentence.corpus import Corpus, Examples
 from ncl_multi.distributed import gather
 from ncl_multi.head import top_k, top_ks
-from ncl_multi.losses import correlation_loss, info_nce, spectral
+from ncl_multi.losses import correlation_loss, imitation, info_nce, spectral
 
 Codes = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
+
+# Of cosines between a text and the neighbours of all others: low, so that the nearest count.
+_TEACHER_TEMPERATURE = 0.05
 
 
 def at_each_k(z: Codes, ks: Sequence[int] | None) -> list[Tensor]:
     """The same codes cut to each number of entries; whole if there is nothing to cut to."""
     return top_ks(z, ks) if ks else [z]
-
-
-def turns_of(ks: Sequence[int]) -> list[int]:
-    """A round of turns in which each k comes as often as it is small, spread evenly.
-
-    Example:
-        >>> turns_of((2, 4, 8))
-        [2, 4, 2, 8, 2, 4, 2]
-    """
-    places = [((turn + 0.5) * k, k) for k in ks for turn in range(max(1, round(max(ks) / k)))]
-    return [k for _, k in sorted(places)]
 
 
 def contrast(
@@ -60,7 +52,7 @@ class SentenceObjective(nn.Module):
 
     The contrast of anchors and positives does the work. It may be helped by the correlation of the
     codes' cosines with those of the encoder or with human scores, and by rebuilding the features.
-    Each batch is cut to one k, the smaller the more often: few dimensions have the most to learn.
+    Each batch is cut to one k: that costs a quarter of all four at once and reaches the same.
 
     Args:
         model: A head, for cached features, or a whole `NonNegEncoder`.
@@ -84,7 +76,7 @@ class SentenceObjective(nn.Module):
         super().__init__()
         head: Any = getattr(model, "head", model)
         self.model, self.corpus, self.h, self.config = model, corpus, h, config
-        self.dims, self.turns, self.factor = head.out_dim, turns_of(ks) if ks else None, 1.0
+        self.dims, self.turns, self.factor = head.out_dim, list(ks or ()), 1.0
         self.examples = Examples(h, config)
         self.rebuild = nn.Linear(self.dims, h.shape[1]) if config.reconstruction else None
         # Part of the checkpoint, so that a resumed run takes the next turn.
@@ -108,11 +100,14 @@ class SentenceObjective(nn.Module):
         columns = self.examples.columns(batch.cpu())
         first, second, scores = self.corpus.draw_pairs(2 * len(batch))
         drawn = [first, second]
-        if config.correlation:
+        if config.correlation or config.imitation:
             drawn += self.examples.around.draw(2 * len(batch))
         rows = torch.cat([*columns, *drawn])
         sizes = [len(part) for part in (*columns, *drawn)]
-        h = self.h[rows].to(device)
+        h = self.h[rows]
+        if len(drawn) > 2 and config.blended and not config.finetune:
+            h = torch.cat([h[: -sizes[-1]], self.examples.blended(*drawn[2:])])
+        h = h.to(device)
         z = self.model(self._inputs(rows, h))
         cut = z if self.k is None else top_k(z, self.k)
         self.batches += 1
@@ -125,9 +120,16 @@ class SentenceObjective(nn.Module):
                 temperature=config.temperature,
                 groups=texts,
             )
+        encoded = _gathered(h, sizes) if len(drawn) > 2 else []
         if config.correlation:
-            cosines = F.cosine_similarity(*_pairs(_gathered(h, sizes)))
+            cosines = F.cosine_similarity(*_pairs(encoded))
             loss = loss + config.correlation * correlation_loss(*_pairs(parts), cosines)
+        if config.imitation:
+            whole = _gathered(z, sizes)[-2]
+            # Short codes among each other, and whole ones, as of a query, among short ones.
+            for texts in (parts[-2], whole):
+                pupil, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
+                loss = loss + config.imitation * imitation(pupil, teacher, _TEACHER_TEMPERATURE)
         scores = gather(scores.to(device))
         if config.scores and len(scores):
             left, right = parts[len(columns) : len(columns) + 2]

@@ -17,7 +17,7 @@ from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
 from ncl_multi.data.pictures import ImageSet, thumbnails
 from ncl_multi.metrics import (
     LinearProbe,
-    fine_tuned_accuracy,
+    fine_tuned_predictions,
     knn_accuracy,
     linear_probe,
     readability,
@@ -104,16 +104,16 @@ def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
         return {"encoder": h, "head": model.head.fold().cpu()(h)}
 
 
-def fine_tuned_encoder(
+def fine_tuned_hits(
     model: NonNegVision, train: ImageSet, test: ImageSet, *, epochs: int = 10, seed: int = 0
-) -> float:
-    """Test accuracy after a copy of the whole encoder was trained on labels."""
+) -> Tensor:
+    """Which test images are classified rightly by a copy of the encoder trained on labels."""
     views = Views(model.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
 
     def encode(trained: nn.Module, x: Tensor) -> Tensor:
         return cast(NonNegVision, trained).represent(x)
 
-    return fine_tuned_accuracy(
+    predicted = fine_tuned_predictions(
         model,
         encode,
         (train.images[:], train.y),
@@ -123,9 +123,11 @@ def fine_tuned_encoder(
         epochs=epochs,
         seed=seed,
     )
+    return predicted == test.y
 
 
-def corrupted_accuracy(model: NonNegVision, probe: LinearProbe, test: ImageSet) -> dict[str, float]:
-    """Accuracy of a probe of the encoder on test images made worse, by what was done to them."""
+def corrupted_hits(model: NonNegVision, probe: LinearProbe, test: ImageSet) -> dict[str, Tensor]:
+    """Which test images made worse a probe of the encoder gets right, by what was done to them."""
     pictures = {kind: corrupt(test.images[:], kind) for kind in CORRUPTIONS}
-    return {kind: probe.accuracy(model.embed(worse), test.y) for kind, worse in pictures.items()}
+    guesses = {kind: probe.predict(model.embed(worse)) for kind, worse in pictures.items()}
+    return {kind: guess.cpu() == test.y for kind, guess in guesses.items()}

@@ -40,6 +40,11 @@ class Views:
     blur_share: float = 0.0
 
     def __call__(self, images: Tensor) -> Pictures:
+        # Under autocast the weights of pixels would be rounded to bf16.
+        with torch.autocast(images.device.type, enabled=False):
+            return self._view(images)
+
+    def _view(self, images: Tensor) -> Pictures:
         x = images.expand(-1, 3, -1, -1).float() / 255
         top, left, height, width = self._boxes(x)
         rows = resampling(top, height, x.shape[2], self.size)

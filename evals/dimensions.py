@@ -1,0 +1,100 @@
+"""What do single dimensions show? Ten of NCL and ten of its twin with their strongest pictures.
+
+The dimensions are drawn at random from the readable ones, with one seed for both models, and shown
+in the order of their purity: a sample, not a choice of the best.
+
+Usage:
+    python evals/dimensions.py runs/vision_ncl --out docs/dimensions.png
+"""
+
+import io
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tyro
+
+from ncl_multi.codes.features import Features
+from ncl_multi.log import show_messages
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 10
+"""Dimensions of a model, and pictures of a dimension."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Dimensions of NCL and of its twin with their strongest pictures."""
+
+    run: tyro.conf.Positional[Path]
+    """A run folder of `recipes/vision_ncl.py` with a twin."""
+    out: Path = Path("dimensions.png")
+    """File for the picture."""
+    seed: int = 0
+    """Seed of the sample."""
+
+
+def sample(features: Features, seed: int) -> list[tuple[int, np.ndarray, str]]:
+    """Dimensions, the purest first: number, strongest rows, the commonest class and its count."""
+    from ncl_multi.metrics import readable_dims
+    from ncl_multi.metrics.codes import strongest_rows, unit_rows
+
+    if features.thumbnails is None or features.items is None:
+        raise ValueError("the features have no pictures; give the run folder of a vision recipe")
+    readable = np.flatnonzero(readable_dims(features.z))
+    chosen = np.random.default_rng(seed).permutation(readable)[:SHOWN]
+    strongest = strongest_rows(unit_rows(features.z), SHOWN)
+    rows = []
+    for dim in chosen.tolist():
+        kept = strongest[dim][strongest[dim] >= 0]
+        ((name, count),) = Counter(features.items[row] for row in kept).most_common(1)
+        rows.append((count, dim, kept, f"{count} of {len(kept)} {name}"))
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    return [(dim, kept, said) for _, dim, kept, said in rows]
+
+
+def show(axes: "Axes", title: str, features: Features, seed: int) -> list[str]:
+    """Draw one model's dimensions, one per line; return what is said of them."""
+    from PIL import Image
+
+    assert features.thumbnails is not None
+    said = []
+    for line, (_, rows, words) in enumerate(sample(features, seed)):
+        for column, row in enumerate(rows.tolist()):
+            picture = Image.open(io.BytesIO(features.thumbnails[row])).convert("RGB")
+            extent = (column + 0.03, column + 0.97, line + 0.97, line + 0.03)
+            axes.imshow(np.array(picture), extent=extent, interpolation="bicubic")
+        axes.text(SHOWN + 0.15, line + 0.5, words, va="center", fontsize=9)
+        said.append(words)
+    axes.set(xlim=(0, SHOWN + 3.6), ylim=(SHOWN, 0), aspect="equal")
+    axes.set_title(title, loc="left", fontsize=12)
+    axes.axis("off")
+    return said
+
+
+def main(cfg: Config) -> None:
+    from matplotlib.figure import Figure
+
+    from ncl_multi.files import atomic
+
+    models = {"Non-negative": cfg.run, "Signed twin": cfg.run / "twin"}
+    figure = Figure(figsize=(13.6, 5.4), layout="constrained")
+    row: dict[str, Any] = {"run": str(cfg.run), "seed": cfg.seed}
+    for axes, (title, folder) in zip(figure.subplots(1, 2), models.items(), strict=True):
+        path = folder / "features" / "test_head.safetensors"
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: train both with recipes/vision_ncl.py")
+        row[title] = show(axes, title, Features.load(path), cfg.seed)
+    with atomic(cfg.out) as unfinished:
+        figure.savefig(unfinished, dpi=100, format="png")
+    print(json.dumps(row | {"out": str(cfg.out)}))
+
+
+if __name__ == "__main__":
+    show_messages()
+    main(tyro.cli(Config))
