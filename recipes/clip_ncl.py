@@ -33,7 +33,7 @@ class Config(ClipConfig):
     # Width, k, start and spectral: the purest dimensions that retrieve as well as 102 active
     # entries from a random start, chosen by evals/choose_clip.py on held-out training emoji.
     dims: int | None = None
-    """Number of non-negative dimensions; None for 1,024, fewer for less than 5,120 images."""
+    """Number of non-negative dimensions; None for 1,024, fewer for less than 4,096 images."""
     shared: bool = False
     """One head for both sides."""
     hidden_dim: int | None = None

@@ -32,7 +32,7 @@ class Config:
     other: Path | None = None
     """Embeddings of the same items from another space, as captions of images."""
     dims: int | None = None
-    """Width of the codes; None for 2,048, less for fewer than 10,240 rows."""
+    """Width of the codes; None for 2,048, less for fewer than 8,192 rows."""
     k: int = 32
     """Active entries of a code."""
     idf: bool = False

@@ -35,7 +35,7 @@ class Config(VisionConfig):
     model: str = "resnet-small"
     """A timm model, `torchvision/<name>`, or `resnet-small`."""
     dims: int | None = None
-    """Number of non-negative dimensions; None for 512, fewer for less than 2,560 images."""
+    """Number of non-negative dimensions; None for 512, fewer for less than 2,048 images."""
     hidden_dim: int | None = 512
     """Width of the projector's hidden layer; None for a linear head."""
     activation: Activation = "relu"

@@ -129,16 +129,16 @@ def fitting_sizes(
 ) -> tuple[int, Active]:
     """Width and active entries for so many rows; a width that was asked for stays as it is.
 
-    Else it is `most`, but at most one dimension for every five rows, of which an eighth is active:
+    Else it is `most`, but at most one dimension for every four rows, of which an eighth is active:
     dimensions of wide codes of few rows repeat each other, or fire for next to no row.
 
     Example:
         >>> fitting_sizes(None, 16, 24_000, most=1024)
         (1024, 16)
         >>> fitting_sizes(None, 16, 500, most=1024)
-        (100, 12)
+        (125, 15)
     """
-    fitting = max(LEAST_ROWS, count // 5)
+    fitting = max(LEAST_ROWS, count // 4)
     if dims is None:
         dims = _lowered("dims", most, fitting, count, items)
         return dims, k if k is None else _lowered("k", k, max(4, dims // 8), count, items)

@@ -37,13 +37,13 @@ def test_the_recipe_writes_a_run_about_the_given_rows(here, capsys):
         labels=here / "labels.txt", k=4, steps=5,
     )  # fmt: skip
     recipe["main"](cfg)
-    assert "dims lowered from 2048 to 24: there are 120 embeddings" in capsys.readouterr().err
+    assert "dims lowered from 2048 to 30: there are 120 embeddings" in capsys.readouterr().err
     figures = json.loads((here / "run/metrics.json").read_text())["ncl"]["train"]
     assert figures["rows"] == 120
     assert 0 < figures["purity_at_10"] <= 1
     assert (here / "run/atlas.html").exists()
     coder = ncl.load(here / "run")
-    assert coder.transform(np.load(here / "x.npy")).shape == (120, 24)
+    assert coder.transform(np.load(here / "x.npy")).shape == (120, 30)
     assert "apple" in " ".join(coder.get_feature_names_out())
     desk = Desk(here / "run")
     assert [item.text for item in desk.items] == (here / "items.txt").read_text().splitlines()
