@@ -133,9 +133,12 @@ def test_every_name_of_the_readme_is_public():
     assert named <= set(dir(ncl_multi))
 
 
-def test_console_scripts_name_functions_that_are_there():
+def test_the_project_has_types_pages_and_scripts_that_name_functions_that_are_there():
     tomllib = pytest.importorskip("tomllib")
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"Homepage", "Documentation", "Issues"} <= set(project["urls"])
+    assert (ROOT / "ncl_multi/py.typed").is_file()
+    scripts = project["scripts"]
     assert set(scripts) == {"ncl-atlas", "ncl-app", "ncl-encode"}
     for target in scripts.values():
         module, _, function = target.partition(":")

@@ -37,9 +37,11 @@ def export_sentence_transformers(model: NonNegEncoder, folder: str | Path) -> Pa
     SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine").save_pretrained(
         str(folder)
     )
-    SparseEncoder(
-        modules=modules, device="cpu", similarity_fn_name="cosine", max_active_dims=model.head.k
-    ).save_pretrained(str(folder / "sparse_encoder"))
+    # Torch warns of sparse tensors whose checks are neither asked for nor declined.
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+        SparseEncoder(
+            modules=modules, device="cpu", similarity_fn_name="cosine", max_active_dims=model.head.k
+        ).save_pretrained(str(folder / "sparse_encoder"))
     return folder
 
 
