@@ -1,14 +1,16 @@
 """Competitors of `SparseCoder` at equal active entries: what else is short or sparse.
 
 Each takes embeddings to fit on and a number of entries k, and gives a function from embeddings to
-codes with at most k entries.
+codes with at most k entries. `embed_texts` makes the embeddings.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,6 +28,21 @@ class Budget:
     steps: int = 300
     batch_size: int = 256
     seed: int = 0
+
+
+def embed_texts(path: Path, texts: list[str]) -> np.ndarray:
+    """MiniLM's embeddings of these texts, from the file if it is there."""
+    from sentence_transformers import SentenceTransformer
+
+    from ncl_multi.data import minilm
+
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, SentenceTransformer(str(minilm()), device="cpu").encode(texts))
+    x = np.load(path)
+    if len(x) != len(texts):
+        raise ValueError(f"{path} has {len(x)} rows, not {len(texts)}; delete it")
+    return x
 
 
 def truncation(x: Tensor, k: int, budget: Budget) -> Code:

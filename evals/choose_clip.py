@@ -169,13 +169,9 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.clip.load import DEMO, load_towers
     from ncl_multi.data.fetch import cache
     from ncl_multi.report import write_json
+    from ncl_multi.training.config import read_changes
 
-    asked: dict[str, Any] = {}
-    for given in cfg.change:
-        name, equals, value = given.partition("=")
-        if not equals:
-            raise ValueError(f"a change is a name and a value, as dims=512; got {given!r}")
-        asked[name] = value if name in ("start", "activation") else json.loads(value)
+    asked = read_changes(cfg.change)
     rows = []
     pairs = read_pairs(cfg.data)["train"]
     for change in (asked,) if asked else COMPARED:

@@ -136,16 +136,12 @@ def kept_neighbours(near: "np.ndarray", queries: Any, items: Any) -> float:
 
 def main(cfg: Config) -> None:
     import numpy as np
-    from embeddings import embed_texts
+    from baselines import embed_texts
 
     from ncl_multi.report import write_json
+    from ncl_multi.training.config import read_changes
 
-    asked: dict[str, Any] = {}
-    for given in cfg.change:
-        name, equals, value = given.partition("=")
-        if not equals:
-            raise ValueError(f"a change is a name and a value, as noise=0.3; got {given!r}")
-        asked[name] = json.loads(value)
+    asked = read_changes(cfg.change)
     rows = []
     for kind in cfg.texts:
         texts = list({"docstrings": docstrings, "captions": captions}[kind]().items())

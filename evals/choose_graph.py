@@ -97,13 +97,9 @@ def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str
 def main(cfg: Config) -> None:
     from ncl_multi.adapters.graph.data import load_graph, prepare
     from ncl_multi.report import write_json
+    from ncl_multi.training.config import read_changes
 
-    asked: dict[str, Any] = {}
-    for given in cfg.change:
-        name, equals, value = given.partition("=")
-        if not equals:
-            raise ValueError(f"a change is a name and a value, as half_hop=0.5; got {given!r}")
-        asked[name] = json.loads(value)
+    asked = read_changes(cfg.change)
     rows = []
     for graph in cfg.graphs:
         data = prepare(load_graph(graph))

@@ -21,7 +21,6 @@ import tyro
 from ncl_multi.log import show_messages
 
 if TYPE_CHECKING:
-    import numpy as np
     from baselines import Budget
     from torch import Tensor
 
@@ -60,6 +59,8 @@ class Config:
 
 def embed(cfg: Config) -> Config:
     """The same with files in place of a collection's name: embeddings, judgements or labels."""
+    from baselines import embed_texts
+
     from ncl_multi import data
     from ncl_multi.data.retrieval import collection
 
@@ -81,22 +82,6 @@ def embed(cfg: Config) -> Config:
     lines = "".join(f"{query}\t{item}\t1\n" for query, item in pairs)
     paths[".tsv"].write_text(lines, encoding="utf-8")
     return replace(cfg, documents=paths[".npy"], queries=paths["_q.npy"], judgements=paths[".tsv"])
-
-
-def embed_texts(path: Path, texts: list[str]) -> "np.ndarray":
-    """MiniLM's embeddings of these texts, from the file if it is there."""
-    import numpy as np
-    from sentence_transformers import SentenceTransformer
-
-    from ncl_multi.data import minilm
-
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, SentenceTransformer(str(minilm()), device="cpu").encode(texts))
-    x = np.load(path)
-    if len(x) != len(texts):
-        raise ValueError(f"{path} has {len(x)} rows, not {len(texts)}; delete it")
-    return x
 
 
 def read(cfg: Config) -> "tuple[Tensor, Tensor, Any, Any, Any]":

@@ -1,12 +1,13 @@
 """What a training run can be told."""
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +158,25 @@ def command_line(presets: Mapping[str, Config]) -> Config:
     name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
     config = presets.get(name, presets[names[0]])
     return tyro.cli(type(config), default=config)
+
+
+def read_changes(given: Sequence[str]) -> dict[str, Any]:
+    """Settings given as `name=value`: the value is JSON, or else a word.
+
+    Example:
+        >>> read_changes(["dims=512", "start=random"])
+        {'dims': 512, 'start': 'random'}
+    """
+    settings: dict[str, Any] = {}
+    for change in given:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"a change is a name and a value, as dims=512; got {change!r}")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
 
 
 def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
