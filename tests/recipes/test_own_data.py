@@ -143,7 +143,9 @@ def test_a_run_on_a_folder_of_classes_shows_all_pictures(tmp_path, capsys):
     (tmp_path / "pictures" / "dog" / "05.png").write_bytes(b"not a picture")
     options = {"data": str(tmp_path / "pictures"), "model": "test_resnet", "size": 16, "dims": 16}
     out = run("vision_ncl", out=tmp_path / "run", hidden_dim=None, **options)
-    assert "left out 1 of 36 pictures" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "left out 1 of 36 pictures" in told
+    assert "16 dims are many for 35 images" in told
     shown = ncl.Features.load(out / "features" / "all_head.safetensors")
     assert shown.split_of() == ["train"] * 35 + ["test"] * 4
     assert sorted(set(shown.items)) == ["cat", "dog"]
