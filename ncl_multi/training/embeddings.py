@@ -122,7 +122,7 @@ def read_examples(
         if labels.shape != (count,):
             raise ValueError(f"expected one group per row, {count}; got the shape {labels.shape}")
         # None is nothing, and NaN is not equal to itself.
-        without = np.flatnonzero((labels != labels) | np.equal(labels, None))
+        without = np.flatnonzero((labels != labels) | np.equal(labels, np.array(None)))
         if len(without):
             raise ValueError(f"every row needs a group; row {without[0]} has none")
         kinds = torch.from_numpy(np.unique(labels[numbers], return_inverse=True)[1])
