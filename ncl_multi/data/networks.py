@@ -35,7 +35,6 @@ _ENDS = (
 )  # fmt: skip
 _NAMES = ("text", "title", "name", "label")
 _LEAST = 10
-_SMALL = 500
 _DEGREES = 24
 _MOST_NODES = 2**31
 _WITHOUT_EDGES = 2**17
@@ -73,11 +72,6 @@ def read_graph(path: str | Path) -> Data:
         raise ValueError(f"{path}: {error}") from error
     if data.num_nodes < _LEAST:
         raise ValueError(f"{path} has {data.num_nodes} nodes; at least {_LEAST} are needed")
-    if data.num_nodes < _SMALL:
-        log.info(
-            f"{path} is a small graph of {data.num_nodes} nodes: most entries of its codes will be "
-            f"active unless --k or --density is set"
-        )
     return data
 
 

@@ -45,7 +45,6 @@ def test_named_nodes_keep_their_names_and_comments_are_no_edges(tmp_path, capsys
     assert edges_of(data) == sorted(RING)
     said = capsys.readouterr().err
     assert "12 edges, 12 nodes; first edge ['p0', 'p1'] (weights are not used)" in said
-    assert "small graph of 12 nodes" in said
     assert "have no features: those of their degree" in said
 
 

@@ -59,6 +59,11 @@ def test_latin_1_is_read_with_a_notice(tmp_path):
     table = read_table(write(tmp_path, "a.csv", "text\nUn café crème\n", "latin-1"))
     assert table.rows == [("Un café crème",)]
     assert "read as Windows-1252" in table.describe()
+    lines = "Un café crème\n" * 40 + "Un café\x12 crème\n"
+    table = read_table(write(tmp_path, "a.csv", f"text\n{lines}", "latin-1"))
+    assert table.rows[40] == ("Un café\x12 crème",)
+    with pytest.raises(ValueError, match="not a text file: line 2 contains the byte 0x12"):
+        read_table(write(tmp_path, "a.csv", "text\ncaf\xe9\x12\x13\n", "latin-1"))
     # 0x81 is a character in Latin-1 only.
     assert "Latin-1" in read_table(write(tmp_path, "a.csv", b"text\nx\x81y\n")).describe()
 

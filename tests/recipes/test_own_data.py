@@ -157,11 +157,11 @@ def test_a_run_on_an_edge_list_shows_its_nodes(tmp_path, capsys):
     edges = [(names[n], names[(7 * n + 3) % 40]) for n in range(40)]
     path = tmp_path / "friends.csv"
     path.write_text("source,target\n" + "".join(f"{a},{b}\n" for a, b in edges))
-    out = run("graph_ncl", data=str(path), out=tmp_path / "run", dims=16, width=8, k=4)
+    out = run("graph_ncl", data=str(path), out=tmp_path / "run", width=8)
     told = capsys.readouterr().err
     assert "40 edges, 40 nodes; first edge ['person 0', 'person 3']" in told
-    assert "a small graph of 40 nodes" in told
     shown = ncl.Features.load(out / "features" / "all_head.safetensors")
+    assert (shown.dims, shown.z.nnz) == (8, 2 * 40)
     assert set(shown.items) == set(names)
 
 
