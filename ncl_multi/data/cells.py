@@ -97,7 +97,7 @@ def decode(path: Path) -> tuple[str, tuple[str, ...]]:
         except UnicodeDecodeError:
             text, encoding = content.decode("latin-1"), "Latin-1"
         notices = (f"not UTF-8, read as {encoding}: look at the accents in the example",)
-    # A text may contain a control character that was left by accident; of others, one in ten is.
+    # A text may contain a stray control character; in other files one byte in ten is one.
     controls = re.findall(r"[\x01-\x08\x0e-\x1a\x1c-\x1f]", text) if notices else []
     if "\0" in text or 100 * len(controls) > len(text):
         first = "\0" if "\0" in text else controls[0]
