@@ -67,6 +67,10 @@ _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _NOT_
 # Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese: a sentence need not contain a space.
 _NO_SPACES = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _LOOKED_AT = 1000
+# Some patterns take time that grows with the square of the text; numbers, dates, links, paths and
+# ids are shorter than this.
+_LONGEST = 500
+_MOST_COLUMNS = 4096
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,8 @@ def _from_rows(
     if not rows:
         raise ValueError(f"{source} is empty: expected a line of column names, then the rows")
     names = [name.strip() for name in rows[0][1]]
+    if len(names) > _MOST_COLUMNS:
+        raise ValueError(_too_many(source, len(names)))
     double = [name for name, count in Counter(names).items() if count > 1 and name]
     if double:
         raise ValueError(f"{source} has two columns called {double[0]!r}: rename one of them")
@@ -321,7 +327,7 @@ def _no_header(cells: dict[str, list[str]]) -> str:
     if any(map(_known, cells)):
         return ""
     for name, values in cells.items():
-        machine = next((k for k, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
+        machine = next((kind for kind in _PATTERNS if _is(kind, name)), None)
         if machine in ("numbers", "dates", "links"):
             return f"{name!r} looks like one of {machine}"
         if not name.startswith("(column ") and name in values:
@@ -344,6 +350,8 @@ def _from_json_lines(text: str, notices: tuple[str, ...], source: str) -> _Cells
         rows.append(row)
         numbers.append(number)
         names |= dict.fromkeys(row)
+        if len(names) > _MOST_COLUMNS:
+            raise ValueError(_too_many(source, len(names)))
     return _Cells({name: [row.get(name) for row in rows] for name in names}, numbers, (), notices)
 
 
@@ -379,30 +387,98 @@ def _from_parquet(path: Path) -> _Cells:
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Any:
-    """These columns of a parquet file as a `pyarrow.Table`, if they are not too large for it.
+    """These columns of a parquet file as a `pyarrow.Table`, if they are not too large for it."""
+    import pyarrow as pa
 
-    One value that is repeated takes a few bytes in the file and any number of them in memory.
+    file, size = open_parquet(path, columns), path.stat().st_size
+    most = most_memory(size)
+    taken = sum(_group_bytes(file, group, columns) for group in range(file.num_row_groups))
+    batches, texts = [], 0
+    for batch in file.iter_batches(64, columns=list(columns)) if taken <= most else ():
+        texts += text_bytes(batch)
+        if texts > most:
+            break
+        batches.append(decoded(batch))
+    if max(taken, texts) > most:
+        raise ValueError(
+            f"{path} has {size} bytes and would take more than {most} in memory, so it was not "
+            f"read; write the rows as csv"
+        )
+    return pa.Table.from_batches(batches, _plain_schema(file.schema_arrow, columns))
+
+
+def open_parquet(path: Path, columns: Sequence[str]) -> Any:
+    """A `pyarrow.parquet.ParquetFile` of which each row group fits in memory.
+
+    One value that is repeated takes a few bytes in the file and any number of them in memory. So
+    repeated texts come as dictionaries, whose size `text_bytes` tells before they are `decoded`.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    file, size = parquet.ParquetFile(path), path.stat().st_size
-    stored = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
-    batches, taken = [], 0
-    for batch in (
-        file.iter_batches(64, columns=list(columns)) if stored <= most_memory(size) else ()
-    ):
-        taken += batch.nbytes
-        batches.append(batch)
-        if taken > most_memory(size):
-            break
-    if max(stored, taken) > most_memory(size):
-        raise ValueError(
-            f"{path} has {size} bytes and would take more than {most_memory(size)} in memory, so "
-            f"it was not read; write the rows as csv"
-        )
-    fields = [file.schema_arrow.field(name) for name in columns]
-    return pa.Table.from_batches(batches, pa.schema(fields))
+    strings = (pa.string(), pa.large_string())
+    texts = [field.name for field in parquet.read_schema(path) if field.type in strings]
+    most = most_memory(path.stat().st_size)
+    file = parquet.ParquetFile(path, read_dictionary=[name for name in texts if name in columns])
+    for group in range(file.num_row_groups):
+        if (taken := _group_bytes(file, group, columns)) > most:
+            raise ValueError(
+                f"row group {group} of {path} would take {taken} bytes in memory, more than "
+                f"{most}; write the file again with a smaller row_group_size"
+            )
+    return file
+
+
+def text_bytes(batch: Any) -> int:
+    """Bytes that the texts of a batch take once they are `decoded`.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> texts = pa.array(["a mug", "a mug", None]).dictionary_encode()
+        >>> text_bytes(pa.record_batch({"text": texts}))
+        10
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    total = 0
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = compute.binary_length(column.dictionary).take(column.indices)
+            total += compute.sum(lengths.cast(pa.int64())).as_py() or 0
+    return total
+
+
+def decoded(batch: Any) -> Any:
+    """The batch with its texts themselves."""
+    import pyarrow as pa
+
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _plain_schema(schema: Any, columns: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    kinds = [(name, schema.field(name).type) for name in columns]
+    return pa.schema(
+        [(name, kind.value_type if pa.types.is_dictionary(kind) else kind) for name, kind in kinds]
+    )
+
+
+def _group_bytes(file: Any, group: int, columns: Sequence[str]) -> int:
+    """Bytes in memory of these columns of a row group; repeated texts are counted once."""
+    about = file.metadata.row_group(group)
+    total = 0
+    for number in range(about.num_columns):
+        part = about.column(number)
+        if part.path_in_schema.partition(".")[0] in columns:
+            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}.get(part.physical_type, 8)
+            total += max(part.total_uncompressed_size, part.num_values * width)
+    return total
 
 
 def _from_hub(source: str) -> _Cells:
@@ -538,8 +614,8 @@ def _kind(values: Sequence[Any]) -> str:
         return f"values of type {type(others[0]).__name__}"
     if not given:
         return "nothing"
-    for kind, pattern in _PATTERNS.items():
-        if sum(bool(pattern.fullmatch(text)) for text in given) >= 0.9 * len(given):
+    for kind in _PATTERNS:
+        if sum(_is(kind, text) for text in given) >= 0.9 * len(given):
             return kind
     lengths = [_words(text) for text in given]
     several = sum(length > 1 for length in lengths) / len(lengths)
@@ -549,6 +625,10 @@ def _kind(values: Sequence[Any]) -> str:
     if len(given) >= 4 and distinct <= 0.5 and median(lengths) <= (3 if distinct > 0.1 else 8):
         return "categories"
     return "text" if several >= 0.5 else "short texts"
+
+
+def _is(kind: str, text: str) -> bool:
+    return len(text) <= _LONGEST and _PATTERNS[kind].fullmatch(text) is not None
 
 
 def _words(value: str) -> int:
@@ -631,6 +711,10 @@ def _damaged_utf8(content: bytes) -> bool:
     bad = text.count("\ufffd")
     good = sum(not character.isascii() for character in text) - bad
     return 10 * good > bad
+
+
+def _too_many(source: str, columns: int) -> str:
+    return f"{source} has at least {columns} columns; at most {_MOST_COLUMNS} are read"
 
 
 def _refusal(problem: str, cells: _Cells, source: str, example: str) -> str:
