@@ -209,6 +209,10 @@ class _Scaled:
     def __getitem__(self, rows: slice) -> Tensor:
         return self.z[rows] * self.scale[rows, None]
 
+    def into(self, room: Tensor, rows: slice) -> Tensor:
+        """The rows, made in memory that is already there."""
+        return torch.mul(self.z[rows], self.scale[rows, None], out=room[: rows.stop - rows.start])
+
 
 class _Tiled(torch.autograd.Function):
     """The same loss, a tile of logits at a time, twice: for the normalisers, for the gradient.
@@ -315,8 +319,8 @@ def _tiles(
     """Logits of own rows against a part of an owner's, tile by tile.
 
     Which views, which rows and columns of the two, these rows and columns themselves, and the
-    logits, which may be overwritten. All tiles are made in the same memory: fresh pages cost as
-    much as an exponential.
+    logits, which may be overwritten. Everything is made in the same memory, tile after tile: fresh
+    pages cost as much as an exponential.
     """
     n, m = len(own[-1]), part.stop - part.start
     home = owner == exchange.rank
@@ -330,15 +334,17 @@ def _tiles(
         rows, cols = _symmetric_share(exchange.rank, owner, len(counts), n, counts[owner])
         cols = slice(max(cols.start - part.start, 0), min(cols.stop, part.stop) - part.start)
         meetings += [(view, view, rows, cols) for view in (-2, -1)]
-    room = own[-1].scale.new_empty(min(tile, n) * min(tile, m))
+    empty, width = own[-1].scale.new_empty, own[-1].z.shape[1]
+    room = empty(min(tile, n) * min(tile, m))
+    room_of_rows, room_of_cols = empty(min(tile, n), width), empty(min(tile, m), width)
     for x, y, all_rows, all_cols in meetings:
         upper = home and x == y
         for i in range(all_rows.start, all_rows.stop, tile):
             rows = slice(i, min(i + tile, all_rows.stop))
-            these = own[x][rows]
+            these = own[x].into(room_of_rows, rows)
             for j in range(i if upper else all_cols.start, all_cols.stop, tile):
                 cols = slice(j, min(j + tile, all_cols.stop))
-                those = theirs[y][cols]
+                those = theirs[y].into(room_of_cols, cols) if home else theirs[y][cols]
                 shape = rows.stop - i, cols.stop - j
                 logits = torch.mm(these, those.T, out=room[: shape[0] * shape[1]].view(shape))
                 logits = _rule_out(
