@@ -163,38 +163,37 @@ class RingExchange(Exchange):
     """
 
     def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
-        yield self.rank, slice(0, self.counts[self.rank]), views
         stops = self._stops()
-        following, on_the_way = self._next_piece(views, [], stops, 0)
+        following, arrive = self._next_piece(views, [], stops, 0)
+        yield self.rank, slice(0, self.counts[self.rank]), views
         for number, (piece, step) in enumerate(stops):
-            _wait(on_the_way)
+            arrive()
             present = following
-            following, on_the_way = self._next_piece(views, present, stops, number + 1)
+            following, arrive = self._next_piece(views, present, stops, number + 1)
             owner = (self.rank + step) % len(self.counts)
             yield owner, self._part(owner, piece), present
-        _wait(on_the_way)
 
     def blocks_with_gradients(
         self, views: Sequence[Any], gradients: Views
     ) -> Iterator[tuple[int, slice, Sequence[Any], Views]]:
         world, stops = len(self.counts), self._stops()
         arriving: Views = []
-        on_the_way: list[Any] = []
+        arrive = _nothing
         pieces = self.blocks(views)
         home, part, blocks = next(pieces)
         yield home, part, blocks, gradients
         for (piece, step), (owner, part, blocks) in zip(stops, pieces, strict=True):
             sums = [torch.zeros_like(block) for block in blocks]
             yield owner, part, blocks, sums
-            _wait(on_the_way)
+            arrive()
             # What the process ahead has sent: of this piece, or of this process's last one.
             into = sums if step > 1 else self._of_home(gradients, piece - 1)
             for total, received in zip(into, arriving, strict=False):
                 total += received
             following = self._part((owner + 1) % world, piece)
             arriving = [_empty(following, block) for block in blocks]
-            on_the_way = self._pass_on(sums, arriving)
-        _wait(on_the_way)
+            arrive = self._pass_on(sums, arriving)
+        arrive()
         for total, received in zip(
             self._of_home(gradients, self._pieces - 1), arriving, strict=True
         ):
@@ -220,23 +219,33 @@ class RingExchange(Exchange):
 
     def _next_piece(
         self, views: Sequence[Any], present: Views, stops: list[tuple[int, int]], number: int
-    ) -> tuple[Views, list[Any]]:
+    ) -> tuple[Views, Callable[[], None]]:
         """Send on what the process before needs next, and receive what this one does."""
         if number == len(stops):
-            return [], []
+            return [], _nothing
         piece, step = stops[number]
         leaving = present if step > 1 else [view[self._part(self.rank, piece)] for view in views]
         part = self._part((self.rank + step) % len(self.counts), piece)
         arriving = [_empty(part, block) for block in leaving]
         return arriving, self._pass_on(leaving, arriving)
 
-    def _pass_on(self, leaving: Views, arriving: Views) -> list[Any]:
-        """Send blocks one process back, and receive those of the process ahead."""
+    def _pass_on(self, leaving: Views, arriving: Views) -> Callable[[], None]:
+        """Send blocks one process back, and receive those of the process ahead.
+
+        Call what is returned to wait for the end. It also keeps what leaves in memory until then.
+        """
         world = len(self.counts)
         before, after = (self.rank - 1) % world, (self.rank + 1) % world
         sends = [dist.P2POp(dist.isend, block.contiguous(), before) for block in leaving]
         receives = [dist.P2POp(dist.irecv, block, after) for block in arriving]
-        return dist.batch_isend_irecv(sends + receives)
+        messages = [*sends, *receives]
+        works = dist.batch_isend_irecv(messages)
+
+        def arrive() -> None:
+            _wait(works)
+            messages.clear()
+
+        return arrive
 
 
 def _empty(part: slice, like: Tensor) -> Tensor:
