@@ -82,48 +82,58 @@ def agree(error: str | None, rows: int, device: torch.device, **options: Any) ->
 
 
 class Exchange:
-    """How rows of this process meet the rows of all: here there is only one process."""
+    """How rows of this process meet the rows of all: here there is only one process.
 
-    def __init__(self, counts: Sequence[int]):
+    Rows of this process are anything that can be sliced into tensors.
+    """
+
+    def __init__(self, counts: Sequence[int], piece: int = 0):
         self.counts, self.rank = list(counts), rank() if len(counts) > 1 else 0
-        self.rows = sum(counts)
+        self.rows, self.piece = sum(counts), piece
 
-    def span(self, owner: int) -> slice:
-        """Which rows of the whole batch belong to a process."""
+    @property
+    def own(self) -> slice:
+        """Which rows of the whole batch belong to this process."""
+        return self.span(self.rank)
+
+    def span(self, owner: int, part: slice = slice(None)) -> slice:
+        """Which rows of the whole batch belong to a process, or to a part of its rows."""
         start = sum(self.counts[:owner])
-        return slice(start, start + self.counts[owner])
+        inside = range(start, start + self.counts[owner])[part]
+        return slice(inside.start, inside.stop)
 
-    def blocks(self, views: Views) -> Iterator[tuple[int, Views]]:
-        """Each process's number and rows, in any order."""
-        yield self.rank, views
+    def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
+        """A process's number, which of its rows, and these rows, until all had their turn."""
+        yield self.rank, slice(0, self.counts[self.rank]), views
 
     def blocks_with_gradients(
-        self, views: Views, gradients: Views
-    ) -> Iterator[tuple[int, Views, Views]]:
+        self, views: Sequence[Any], gradients: Views
+    ) -> Iterator[tuple[int, slice, Sequence[Any], Views]]:
         """The same, with room to add gradients to; `gradients` are those of this process's rows.
 
         At the end they have in them what all processes have added.
         """
-        yield self.rank, views, gradients
+        yield self.rank, slice(0, self.counts[self.rank]), views, gradients
 
 
 class GatherExchange(Exchange):
     """Every process holds the rows of all. Gradients of a block go to its owner at once."""
 
-    def blocks(self, views: Views) -> Iterator[tuple[int, Views]]:
-        everyone = [_padded_gather(view, self.counts) for view in views]
-        for owner in range(len(self.counts)):
+    def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
+        everyone = [_padded_gather(view[:], self.counts) for view in views]
+        for owner, count in enumerate(self.counts):
             own = owner == self.rank
-            yield owner, views if own else [rows[owner, : self.counts[owner]] for rows in everyone]
+            rows = views if own else [gathered[owner, :count] for gathered in everyone]
+            yield owner, slice(0, count), rows
 
     def blocks_with_gradients(
-        self, views: Views, gradients: Views
-    ) -> Iterator[tuple[int, Views, Views]]:
+        self, views: Sequence[Any], gradients: Views
+    ) -> Iterator[tuple[int, slice, Sequence[Any], Views]]:
         arrive = _nothing
-        for owner, blocks in self.blocks(views):
+        for owner, part, blocks in self.blocks(views):
             own = owner == self.rank
             sums = None if own else [torch.zeros_like(block) for block in blocks]
-            yield owner, blocks, sums or gradients
+            yield owner, part, blocks, sums or gradients
             arrive()
             # Summed while the next block is computed. All processes go in the same order.
             arrive = self._send_home(owner, sums, gradients)
@@ -145,46 +155,101 @@ class GatherExchange(Exchange):
 
 
 class RingExchange(Exchange):
-    """Blocks of rows go round: every process holds two at a time, besides its own rows.
+    """Pieces of all processes' rows go round, each process sends to the one before it.
 
-    The next block arrives while the present one is computed. In the backward its gradients go
-    round with it, one step behind, and come home after the last.
+    A process holds two pieces at a time, the present one and the next, which arrives while the
+    present one is computed. In the backward the gradients of a piece go round behind it, and come
+    home after its last stop.
     """
 
-    def blocks(self, views: Views) -> Iterator[tuple[int, Views]]:
-        world, blocks = len(self.counts), views
-        for step in range(world):
-            following, on_the_way = (
-                self._pass_on(blocks, step + 1) if step + 1 < world else ([], [])
-            )
-            yield (self.rank + step) % world, blocks
-            _wait(on_the_way)
-            blocks = following
+    def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
+        stops = self._stops()
+        following, arrive = self._next_piece(views, [], stops, 0)
+        yield self.rank, slice(0, self.counts[self.rank]), views
+        for number, (piece, step) in enumerate(stops):
+            arrive()
+            present = following
+            following, arrive = self._next_piece(views, present, stops, number + 1)
+            owner = (self.rank + step) % len(self.counts)
+            yield owner, self._part(owner, piece), present
 
     def blocks_with_gradients(
-        self, views: Views, gradients: Views
-    ) -> Iterator[tuple[int, Views, Views]]:
-        sums: Views = []
-        for step, (owner, blocks) in enumerate(self.blocks(views)):
-            if step == 0:
-                yield owner, blocks, gradients
-                continue
-            sums = sums or [torch.zeros_like(block) for block in blocks]
-            yield owner, blocks, sums
-            sums, on_the_way = self._pass_on(sums, step + 1)
-            _wait(on_the_way)
-        for total, received in zip(gradients, sums, strict=True):
+        self, views: Sequence[Any], gradients: Views
+    ) -> Iterator[tuple[int, slice, Sequence[Any], Views]]:
+        world, stops = len(self.counts), self._stops()
+        arriving: Views = []
+        arrive = _nothing
+        pieces = self.blocks(views)
+        home, part, blocks = next(pieces)
+        yield home, part, blocks, gradients
+        for (piece, step), (owner, part, blocks) in zip(stops, pieces, strict=True):
+            sums = [torch.zeros_like(block) for block in blocks]
+            yield owner, part, blocks, sums
+            arrive()
+            # What the process ahead has sent: of this piece, or of this process's last one.
+            into = sums if step > 1 else self._of_home(gradients, piece - 1)
+            for total, received in zip(into, arriving, strict=False):
+                total += received
+            following = self._part((owner + 1) % world, piece)
+            arriving = [_empty(following, block) for block in blocks]
+            arrive = self._pass_on(sums, arriving)
+        arrive()
+        for total, received in zip(
+            self._of_home(gradients, self._pieces - 1), arriving, strict=True
+        ):
             total += received
 
-    def _pass_on(self, blocks: Views, step: int) -> tuple[Views, list[Any]]:
-        """Send blocks one process back; what arrives belongs to the process `step` ahead."""
+    def _of_home(self, gradients: Views, piece: int) -> Views:
+        return [total[self._part(self.rank, piece)] for total in gradients] if piece >= 0 else []
+
+    @property
+    def _pieces(self) -> int:
+        """All processes have as many, and none is empty."""
+        return min(min(self.counts), -(-max(self.counts) // (self.piece or self.rows)))
+
+    def _stops(self) -> list[tuple[int, int]]:
+        """The number of each piece, and how many processes ahead its owner is, in order."""
+        steps = range(1, len(self.counts))
+        return [(piece, step) for piece in range(self._pieces) for step in steps]
+
+    def _part(self, owner: int, piece: int) -> slice:
+        """Which rows of its owner a piece has."""
+        count = self.counts[owner]
+        return slice(count * piece // self._pieces, count * (piece + 1) // self._pieces)
+
+    def _next_piece(
+        self, views: Sequence[Any], present: Views, stops: list[tuple[int, int]], number: int
+    ) -> tuple[Views, Callable[[], None]]:
+        """Send on what the process before needs next, and receive what this one does."""
+        if number == len(stops):
+            return [], _nothing
+        piece, step = stops[number]
+        leaving = present if step > 1 else [view[self._part(self.rank, piece)] for view in views]
+        part = self._part((self.rank + step) % len(self.counts), piece)
+        arriving = [_empty(part, block) for block in leaving]
+        return arriving, self._pass_on(leaving, arriving)
+
+    def _pass_on(self, leaving: Views, arriving: Views) -> Callable[[], None]:
+        """Send blocks one process back, and receive those of the process ahead.
+
+        Call what is returned to wait for the end. It also keeps what leaves in memory until then.
+        """
         world = len(self.counts)
-        count = self.counts[(self.rank + step) % world]
-        arriving = [block.new_empty((count, *block.shape[1:])) for block in blocks]
         before, after = (self.rank - 1) % world, (self.rank + 1) % world
-        sends = [dist.P2POp(dist.isend, block.contiguous(), before) for block in blocks]
+        sends = [dist.P2POp(dist.isend, block.contiguous(), before) for block in leaving]
         receives = [dist.P2POp(dist.irecv, block, after) for block in arriving]
-        return arriving, dist.batch_isend_irecv(sends + receives)
+        messages = [*sends, *receives]
+        works = dist.batch_isend_irecv(messages)
+
+        def arrive() -> None:
+            _wait(works)
+            messages.clear()
+
+        return arrive
+
+
+def _empty(part: slice, like: Tensor) -> Tensor:
+    return like.new_empty((part.stop - part.start, *like.shape[1:]))
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ import re
 import shutil
 import struct
 import sys
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -54,6 +55,15 @@ DAMAGE = (
     UnpicklingError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What readers of other libraries raise at bytes that are not what they expect."""
+# Keys of settings by which a library fetches or opens what is not in the folder.
+_ELSEWHERE = (
+    "checkpoint_path",
+    "gguf_file",
+    "tokenizer_name_or_path",
+    "use_pretrained_backbone",
+)
+# How timm writes a model that it fetches from the hub or opens in another folder.
+_SCHEME = re.compile(r"\s*(hf|local)[-_](hub|dir):", re.IGNORECASE)
 # The settings of a tokenizer may list thousands of added tokens.
 _MOST_SETTINGS = 2**22
 # peft fetches the model that it names.
@@ -61,6 +71,8 @@ _FETCHES = ("adapter_config.json",)
 _MOST_LAYERS = 1000
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 _MOST_VOCABULARY = 2**26
+_loading = threading.Lock()
+_loads: list[bool] = []
 _MACHINE = re.sub(r"\W", "-", platform.node())
 _EXCHANGE = 2
 _HERE = -100
@@ -273,8 +285,9 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
     """Refuse a model folder that asks the library which loads it to run code.
 
     Only files with these suffixes may be there, and no settings file may have a key that names code
-    (`auto_map`), allows it (`trust_remote_code`) or fetches it (an attention kernel of the hub).
-    Call it before any library sees the folder.
+    (`auto_map`), allows it (`trust_remote_code`) or fetches it (an attention kernel of the hub), or
+    that has weights or vocabularies taken from elsewhere. Call it before any library sees the
+    folder.
 
     Example:
         >>> import tempfile
@@ -296,6 +309,27 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
             _check_settings(path)
         elif path.suffix != ".safetensors" and path.stat().st_size > _MOST_VOCABULARY:
             raise ValueError(f"{path} is larger than {_MOST_VOCABULARY} bytes; it was not loaded")
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Keep libraries from asking the hub, in all threads, while a folder is loaded.
+
+    The folder may name models that a library would fetch, in keys that nobody has thought of.
+    """
+    from huggingface_hub import constants
+
+    with _loading:
+        _loads.append(constants.HF_HUB_OFFLINE)
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        with _loading:
+            before = _loads.pop()
+            # Of loads that overlap, the last to end restores what the first found.
+            if not _loads:
+                constants.HF_HUB_OFFLINE = before
 
 
 @dataclass(frozen=True)
@@ -478,6 +512,8 @@ def _check_settings(path: Path) -> None:
         value = left.pop()
         if isinstance(value, list):
             left += value
+        elif isinstance(value, str) and _SCHEME.match(value):
+            raise ValueError(f"{path} names {value!r:.80}, which is not in its folder")
         elif isinstance(value, dict):
             left += value.values()
             for key, setting in value.items():
@@ -487,6 +523,11 @@ def _check_settings(path: Path) -> None:
                 if key in _CODE or kernel:
                     raise ValueError(
                         f"{path} has the key {key!r}, which runs code; it was not loaded"
+                    )
+                if key in _ELSEWHERE and setting:
+                    raise ValueError(
+                        f"{path} has the key {key!r}, which asks for files outside its folder; it "
+                        f"was not loaded"
                     )
 
 

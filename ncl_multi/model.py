@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import fields, replace
 from importlib import import_module
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
-from ncl_multi.files import atomic_folder, check_keys, most_memory, read_json
+from ncl_multi.files import atomic_folder, check_keys, most_memory, offline, read_json
 from ncl_multi.head import NonNegHead, TopK, top_k
 from ncl_multi.training.config import TrainConfig
 
@@ -367,7 +367,9 @@ def load_as(source: str | Path, expected: type[Any], **options: Any) -> Any:
     cls = model_class(config["kind"])
     if unknown := options.keys() - set(cls.load_options):
         raise TypeError(f"{cls.__name__} is loaded without the option {', '.join(sorted(unknown))}")
-    with _one_error(source):
+    # Code that the caller trusts may be on the hub.
+    online = options.get("trust_remote_code", False)
+    with _one_error(source), nullcontext() if online else offline():
         if not issubclass(cls, expected):
             raise ValueError(f"it contains a {cls.__name__}, not a {expected.__name__}")
         model = cls._build(config["options"], folder, **options)
@@ -412,11 +414,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def check_fits(make: Callable[[], nn.Module], weights: Path) -> None:
     """Refuse settings that make a module much larger than its file of weights.
 
-    It is made without memory first: a config of a few bytes may ask for any amount.
+    It is made without memory first: a config of a few bytes may ask for any amount. `weights` may
+    be a folder with several files.
     """
     with torch.device("meta"):
         blank = make()
-    size = weights.stat().st_size
+    files = weights.rglob("*.safetensors") if weights.is_dir() else [weights]
+    size = sum(file.stat().st_size for file in files)
     asked = sum(part.numel() * part.element_size() for part in blank.state_dict().values())
     if asked > most_memory(size):
         raise ValueError(f"its config asks for {asked} bytes of weights; {weights} has {size}")

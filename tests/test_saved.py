@@ -17,6 +17,7 @@ from tiny_text import tiny_bert, tiny_tokenizer
 
 import ncl_multi as ncl
 from ncl_multi.adapters.vision.model import NonNegClassifier
+from ncl_multi.files import offline
 
 pytest.importorskip("sentence_transformers")
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,8 @@ def test_the_bombs_go_off_where_they_are_opened_directly(tmp_path):
     [
         ("vision", {"pretrained": True}, "pretrained must not be set"),
         ("vision", {"dims": 2**30}, r"its config asks for \d+ bytes of weights"),
+        ("vision", {"size": 2**14}, "size must be 1 to 1024 pixels; got 16384"),
+        ("vision", {"model": "hf-hub:user/name"}, "model must be resnet-small"),
         ("vision", {"more": 1}, "unexpected keyword argument 'more'"),
         ("classifier", {"pretrained": True}, "pretrained must not be set"),
         ("classifier", {"classes": 2**30}, r"its config asks for \d+ bytes of weights"),
@@ -163,6 +166,156 @@ def test_files_that_an_encoder_does_not_have_are_refused(tmp_path, name):
     (tmp_path / "model" / "encoder" / name).write_text("{}")
     with pytest.raises(ValueError, match="does not belong into a saved model"):
         ncl.load(tmp_path / "model")
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Connections that were tried, all of which fail."""
+    tried = []
+
+    def refuse(*given: object, **options: object) -> None:
+        tried.append(given)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return tried
+
+
+def write(folder: Path, files: dict[str, dict]) -> None:
+    """Change or make JSON files below a folder."""
+    for name, change in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        whole = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(whole | change))
+
+
+ENCODER, BERT = "encoder/config.json", "encoder/sentence_bert_config.json"
+FETCHED = [
+    ("sentence, sentence-transformers", {BERT: {"tokenizer_name_or_path": "user/name"}}),
+    ("sentence, sentence-transformers", {BERT: {"model_args": {"gguf_file": "a.gguf"}}}),
+    ("sentence, transformers", {ENCODER: {"model_type": "dpt", "backbone": "user/name",
+                                          "use_pretrained_backbone": True, "num_channels": 3}}),
+    ("sentence, transformers", {ENCODER: {"model_type": "timm_wrapper", "num_channels": 3,
+                                          "architecture": "hf-hub:user/name"}}),
+    ("sentence, transformers", {ENCODER: {"model_type": "timm_wrapper", "num_channels": 3,
+                                          "architecture": "HF_hub:user/name"}}),
+    ("sentence, transformers", {ENCODER: {"model_type": "timm_wrapper", "num_channels": 3,
+                                          "architecture": "local-dir:/tmp"}}),
+    ("clip, transformers towers", {"towers/config.json": {
+        "model_type": "timm_wrapper", "architecture": "resnet18",
+        "model_args": {"checkpoint_path": "/tmp/a.pth"}}}),
+    ("clip, transformers towers", {"towers/config.json": {
+        "model_type": "timm_wrapper", "architecture": "hf-hub:user/name"}}),
+    ("clip, transformers towers", {"towers/config.json": {
+        "model_type": "detr", "backbone_config": {"model_type": "timm_backbone",
+                                                  "backbone": "hf_hub:user/name"}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "files"), FETCHED)
+def test_settings_that_name_what_is_elsewhere_are_refused(
+    unchecked, tmp_path, no_network, kind, files
+):
+    KINDS[kind](tmp_path / "source").save_pretrained(tmp_path / "model")
+    no_network.clear()  # sentence-transformers asks when it saves.
+    ncl.load(tmp_path / "model")
+    write(tmp_path / "model", files)
+    with pytest.raises(ValueError, match=r"outside its folder|is not in its folder"):
+        ncl.load(tmp_path / "model")
+    assert not no_network
+
+
+@pytest.mark.parametrize("kind", ["upernet", "zoedepth", "vitpose", "table-transformer"])
+def test_names_of_the_hub_in_any_key_are_not_asked_for(unchecked, tmp_path, no_network, kind):
+    from huggingface_hub import constants
+
+    KINDS["sentence, transformers"](tmp_path / "source").save_pretrained(tmp_path / "model")
+    change = {"model_type": kind, "backbone": "user/name", "num_channels": 3}
+    write(tmp_path / "model", {ENCODER: change})
+    with pytest.raises(ValueError, match="does not contain a model"):
+        ncl.load(tmp_path / "model")
+    assert not no_network
+    assert not constants.HF_HUB_OFFLINE, "other downloads of this process work again"
+
+
+def test_loads_that_overlap_leave_the_hub_as_it_was():
+    from huggingface_hub import constants
+
+    first, second = offline(), offline()
+    first.__enter__(), second.__enter__()
+    assert constants.HF_HUB_OFFLINE
+    first.__exit__(None, None, None)
+    assert constants.HF_HUB_OFFLINE, "the second still loads"
+    second.__exit__(None, None, None)
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_names_of_the_hub_would_be_asked_for_without_the_gate(tmp_path, no_network):
+    from transformers import AutoConfig
+
+    write(tmp_path, {"config.json": {"model_type": "upernet", "backbone": "user/name"}})
+    with pytest.raises(Exception, match="no network"):
+        AutoConfig.from_pretrained(tmp_path)
+    assert no_network
+
+
+@pytest.mark.parametrize("name", ["fcn_resnet50", "ssd300_vgg16", "maskrcnn_resnet50_fpn"])
+def test_torchvision_models_that_fetch_a_backbone_are_refused(
+    unchecked, tmp_path, no_network, monkeypatch, name
+):
+    from torchvision.models import get_model
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(OSError, match="no network"):
+        get_model(name, weights=None)
+    assert no_network.pop(), "without weights, torchvision asks for those of the backbone"
+    no_network.clear()
+    KINDS["vision"](tmp_path / "source").save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["options"]["model"] = f"torchvision/{name}"
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"torchvision has no classifier '{name}'"):
+        ncl.load(tmp_path / "model")
+    assert not no_network
+
+
+DENSE = {"in_features": 2**16, "out_features": 2**16, "activation_function": "torch.nn.Tanh"}
+SECOND = {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.models.Dense"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "words"),
+    [
+        ("sentence, transformers", {ENCODER: {"intermediate_size": 10**7}}, "bytes of weights"),
+        ("sentence, transformers", {ENCODER: {"vocab_size": 10**8}}, "bytes of weights"),
+        ("sentence, transformers", {ENCODER: {"model_type": "clap"}}, "bytes of weights"),
+        ("sentence, sentence-transformers", {ENCODER: {"hidden_size": 2**14}}, "bytes of weights"),
+        ("sentence, sentence-transformers", {"encoder/1_Dense/config.json": DENSE},
+         "asks for 65536 x 65536 weights"),
+    ],
+)  # fmt: skip
+def test_layers_much_larger_than_the_weights_are_refused(unchecked, tmp_path, kind, files, words):
+    KINDS[kind](tmp_path / "source").save_pretrained(tmp_path / "model")
+    ncl.load(tmp_path / "model")
+    write(tmp_path / "model", files)
+    with pytest.raises(ValueError, match=words):
+        ncl.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("type_", ["os.system", "antigravity.x", "evil.X", "torch.jit.Module"])
+def test_modules_of_other_packages_are_not_imported(unchecked, tmp_path, type_):
+    model = KINDS["sentence, sentence-transformers"](tmp_path / "source")
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "encoder" / "modules.json"
+    modules = json.loads(path.read_text())
+    modules[1]["type"] = type_
+    path.write_text(json.dumps(modules))
+    before = set(sys.modules)
+    with pytest.raises(ValueError, match="not part of Sentence Transformers"):
+        ncl.load(tmp_path / "model")
+    assert not {"antigravity", "evil"} & (set(sys.modules) - before)
 
 
 # One process has imported everything and forks the children that are killed.

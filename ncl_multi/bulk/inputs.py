@@ -15,8 +15,9 @@ import numpy as np
 
 from ncl_multi.data.cells import KINDS, json_row
 from ncl_multi.data.fetch import digest
+from ncl_multi.data.parquet import decoded, open_parquet, text_bytes
 from ncl_multi.data.tables import read_table, text_column
-from ncl_multi.files import open_picture
+from ncl_multi.files import most_memory, open_picture
 
 MOST_LINE = 2**26
 """Bytes of one line of a text file."""
@@ -273,6 +274,7 @@ class _Parquet(Source):
 
     def __init__(self, path: Path, name: str, column: str | None, id_column: str | None):
         self.path, self.name = path, name
+        self.most = most_memory(path.stat().st_size)
         pa, parquet = arrow()
         try:
             with parquet.ParquetFile(path) as file:
@@ -282,8 +284,10 @@ class _Parquet(Source):
                 ]
                 kinds = {field.name: _values(field.type) for field in schema}
                 text = [n for n, k in kinds.items() if k in (pa.string(), pa.large_string())]
-                sample = file.iter_batches(_SAMPLE, [0], text) if text and self.groups else iter(())
-                head = next(sample, None) if column is None else None
+            head = None
+            if column is None and text and self.groups:
+                with open_parquet(path, text) as file:
+                    head = next(map(self._whole, file.iter_batches(_SAMPLE, [0], text)), None)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{path} is not a whole parquet file: {error}") from error
         texts = {n: [] if head is None else head[n].to_pylist() for n in text}
@@ -298,10 +302,10 @@ class _Parquet(Source):
         return digest(self.path, "sha256:")
 
     def read(self, part: Part) -> Iterator[Row | Refused]:
-        pa, parquet = arrow()
+        pa, _ = arrow()
         columns = [self.column, *([self.id_column] if self.id_column else [])]
         position, last = 0, part.start + part.rows
-        with parquet.ParquetFile(self.path) as file:
+        with open_parquet(self.path, columns) as file:
             for group, rows in enumerate(self.groups):
                 begin, position = position, position + rows
                 at, stop = max(begin, part.start), min(position, last)
@@ -310,14 +314,22 @@ class _Parquet(Source):
                         begin, end = begin + len(batch), min(begin + len(batch), stop)
                         if at < end:
                             batch = batch.slice(at - begin + len(batch), end - at)
-                            yield from self._rows(batch, part, at)
+                            yield from self._rows(self._whole(batch), part, at)
                             at = end
                         if at == stop:
                             break
-                except (pa.ArrowException, OSError) as error:
+                except (pa.ArrowException, OSError, ValueError) as error:
                     for place in range(at, stop):
                         reason = f"row group {group} cannot be read: {error}"
                         yield Refused(*self._place(part, place), reason)
+
+    def _whole(self, batch: Any) -> Any:
+        """The batch with its texts; one that is repeated takes a few bytes in the file."""
+        if (taken := text_bytes(batch)) > self.most:
+            raise ValueError(
+                f"the texts of {len(batch)} rows take {taken} bytes, more than {self.most}"
+            )
+        return decoded(batch)
 
     def _rows(self, batch: Any, part: Part, at: int) -> Iterator[Row | Refused]:
         texts = batch[self.column].to_pylist()

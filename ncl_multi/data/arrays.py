@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncl_multi.data.cells import read_parquet
+from ncl_multi.data.parquet import read_parquet
 from ncl_multi.files import DAMAGE, check_zip
 
 _BLOCK = 65_536

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncl_multi.files import most_memory
+from ncl_multi.data.parquet import read_parquet
 
 KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
 """Endings of the files that are read."""
 
+_MOST_COLUMNS = 4096
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -171,37 +172,12 @@ def json_row(line: str) -> dict[str, Any]:
     return row
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> Any:
-    """These columns of a parquet file as a `pyarrow.Table`, if they are not too large for it.
-
-    One value that is repeated takes a few bytes in the file and any number of them in memory.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    file, size = parquet.ParquetFile(path), path.stat().st_size
-    stored = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
-    batches, taken = [], 0
-    for batch in (
-        file.iter_batches(64, columns=list(columns)) if stored <= most_memory(size) else ()
-    ):
-        taken += batch.nbytes
-        batches.append(batch)
-        if taken > most_memory(size):
-            break
-    if max(stored, taken) > most_memory(size):
-        raise ValueError(
-            f"{path} has {size} bytes and would take more than {most_memory(size)} in memory, so "
-            f"it was not read; write the rows as csv"
-        )
-    fields = [file.schema_arrow.field(name) for name in columns]
-    return pa.Table.from_batches(batches, pa.schema(fields))
-
-
 def _from_rows(rows: list[tuple[int, list[str]]], notices: tuple[str, ...], source: str) -> Cells:
     if not rows:
         raise ValueError(f"{source} is empty: expected a line of column names, then the rows")
     names = [name.strip() for name in rows[0][1]]
+    if len(names) > _MOST_COLUMNS:
+        raise ValueError(_too_many(source, len(names)))
     double = [name for name, count in Counter(names).items() if count > 1 and name]
     if double:
         raise ValueError(f"{source} has two columns called {double[0]!r}: rename one of them")
@@ -230,6 +206,8 @@ def _from_json_lines(text: str, notices: tuple[str, ...], source: str) -> Cells:
         rows.append(row)
         numbers.append(number)
         names |= dict.fromkeys(row)
+        if len(names) > _MOST_COLUMNS:
+            raise ValueError(_too_many(source, len(names)))
     return Cells({name: [row.get(name) for row in rows] for name in names}, numbers, (), notices)
 
 
@@ -353,6 +331,10 @@ def _damaged_utf8(content: bytes) -> bool:
     bad = text.count("\ufffd")
     good = sum(not character.isascii() for character in text) - bad
     return 10 * good > bad
+
+
+def _too_many(source: str, columns: int) -> str:
+    return f"{source} has at least {columns} columns; at most {_MOST_COLUMNS} are read"
 
 
 def short(text: str) -> str:

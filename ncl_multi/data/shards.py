@@ -8,7 +8,8 @@ import numpy as np
 from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
-from ncl_multi.data.arrays import parquet, parquet_columns, parquet_rows, read_embeddings
+from ncl_multi.data.arrays import parquet_columns, parquet_rows, read_embeddings
+from ncl_multi.data.parquet import open_parquet
 
 BLOCK = 16_384
 """Rows that are read at a time."""
@@ -90,7 +91,7 @@ class _Parquet:
 
     def __init__(self, path: Path, name: str | None):
         self.columns, self.path = parquet_columns(path, name), path
-        self.file = parquet().ParquetFile(path)
+        self.file = open_parquet(path, self.columns)
         first = next(self.blocks(1), np.empty((0, 0)))
         self.shape = (self.file.metadata.num_rows, first.shape[1])
 

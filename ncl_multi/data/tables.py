@@ -57,6 +57,9 @@ _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _NOT_
 # Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese: a sentence need not contain a space.
 _NO_SPACES = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _LOOKED_AT = 1000
+# Some patterns take time that grows with the square of the text; numbers, dates, links, paths and
+# ids are shorter than this.
+_LONGEST = 500
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ def _no_header(cells: dict[str, list[str]]) -> str:
     if any(map(_known, cells)):
         return ""
     for name, values in cells.items():
-        machine = next((k for k, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
+        machine = next((kind for kind in _PATTERNS if _is(kind, name)), None)
         if machine in ("numbers", "dates", "links"):
             return f"{name!r} looks like one of {machine}"
         if not name.startswith("(column ") and name in values:
@@ -282,8 +285,8 @@ def _kind(values: Sequence[Any]) -> str:
         return f"values of type {type(others[0]).__name__}"
     if not given:
         return "nothing"
-    for kind, pattern in _PATTERNS.items():
-        if sum(bool(pattern.fullmatch(text)) for text in given) >= 0.9 * len(given):
+    for kind in _PATTERNS:
+        if sum(_is(kind, text) for text in given) >= 0.9 * len(given):
             return kind
     lengths = [_words(text) for text in given]
     several = sum(length > 1 for length in lengths) / len(lengths)
@@ -293,6 +296,10 @@ def _kind(values: Sequence[Any]) -> str:
     if len(given) >= 4 and distinct <= 0.5 and median(lengths) <= (3 if distinct > 0.1 else 8):
         return "categories"
     return "text" if several >= 0.5 else "short texts"
+
+
+def _is(kind: str, text: str) -> bool:
+    return len(text) <= _LONGEST and _PATTERNS[kind].fullmatch(text) is not None
 
 
 def _words(value: str) -> int:

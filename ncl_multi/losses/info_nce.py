@@ -5,9 +5,9 @@ Nothing here knows about models or non-negativity: pass codes from a
 `NonNegHead` and InfoNCE becomes NCL, pass signed features and it is the baseline.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,6 @@ from ncl_multi.distributed import (
     Exchange,
     GatherExchange,
     RingExchange,
-    Views,
     all_reduce_logsumexp,
     all_reduce_sum,
     gather,
@@ -32,7 +31,7 @@ from ncl_multi.losses.checks import (
     free_to_read,
     sum_dtype,
 )
-from ncl_multi.losses.lengths import with_lengths
+from ncl_multi.losses.lengths import lengths_and_shares, with_lengths
 
 Batch = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
@@ -100,14 +99,15 @@ def info_nce(
     tile = tile or (_CPU_TILE if za.device.type == "cpu" else _GPU_TILE)
     with torch.autocast(za.device.type, enabled=False):
         dtype = sum_dtype(za, zb)
-        a, b = (_scaled(z, temperature, dtype, counts if split else None) for z in (za, zb))
+        root = torch.as_tensor(temperature, dtype=dtype, device=za.device).sqrt()
         if dense:
-            loss = _dense(a, b, within_view, groups)
+            loss = _dense(*(_scaled(z, root, dtype) for z in (za, zb)), within_view, groups)
         else:
-            meet = _EXCHANGES[exchange](counts) if split else Exchange(counts)
+            meet = _EXCHANGES[exchange](counts, tile) if split else Exchange(counts)
             if split and groups is not None:
                 groups = gather(groups, counts)
-            loss = _Tiled.apply(a, b, within_view, groups, tile, small, meet)
+            about = [lengths_and_shares(z, dtype, counts if split else None) for z in (za, zb)]
+            loss = _Tiled.apply(za, zb, root, about, within_view, groups, tile, small, meet)
     return check_finite(loss)
 
 
@@ -153,17 +153,10 @@ class InfoNCE(nn.Module):
         )  # fmt: skip
 
 
-def _scaled(
-    z: Batch, temperature: float | Scalar, dtype: torch.dtype, counts: list[int] | None
-) -> Batch:
-    """Rows such that the product of two is their logit.
-
-    Half of the temperature goes into each, so autograd gives a learnable one its exact gradient.
-    Scaled once, not by the length and then by the temperature, which would keep one more copy of
-    the batch for the backward; and multiplied, as the backward of a division makes two more.
-    """
-    rows, lengths = with_lengths(z, dtype, counts)
-    return rows * (lengths * temperature**0.5).reciprocal()[:, None]
+def _scaled(z: Batch, root: Tensor, dtype: torch.dtype) -> Batch:
+    """Rows such that the product of two is their logit, from the root of the temperature."""
+    rows, lengths = with_lengths(z, dtype)
+    return rows * (lengths * root).reciprocal()[:, None]
 
 
 def _check(
@@ -204,6 +197,23 @@ def _dense(a: Batch, b: Batch, within_view: bool, groups: Groups | None) -> Scal
     return (F.cross_entropy(rows, match) + F.cross_entropy(cols, match)) / 2
 
 
+class _Scaled:
+    """The rows of `_scaled`, made where they are used: all of them would be a copy of the batch."""
+
+    def __init__(self, z: Tensor, scale: Tensor):
+        self.z, self.scale = z, scale
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self.z[rows] * self.scale[rows, None]
+
+    def into(self, room: Tensor, rows: slice) -> Tensor:
+        """The rows, made in memory that is already there."""
+        return torch.mul(self.z[rows], self.scale[rows, None], out=room[: rows.stop - rows.start])
+
+
 class _Tiled(torch.autograd.Function):
     """The same loss, a tile of logits at a time, twice: for the normalisers, for the gradient.
 
@@ -213,105 +223,138 @@ class _Tiled(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, a, b, within_view, groups, tile, small, exchange):
-        own = a, b
-        lse = a.new_full((2, exchange.rows), float("-inf"))
-        for owner, theirs in exchange.blocks(own if within_view else own[1:]):
-            for x, y, rows, cols, logits in _tiles(
-                own, theirs, groups, exchange, owner, tile, within_view
-            ):
-                by_row, by_col = _both_logsumexps(logits, small)
-                lse_rows, lse_cols = (
-                    lse[x, exchange.span(exchange.rank)],
-                    lse[y, exchange.span(owner)],
-                )
+    def forward(ctx, za, zb, root, about, within_view, groups, tile, small, exchange):
+        lengths, shares = zip(*about, strict=True)
+        scales = [(length * root).reciprocal() for length in lengths]
+        own = [_Scaled(z, scale) for z, scale in zip((za, zb), scales, strict=True)]
+        lse = scales[0].new_full((2, exchange.rows), float("-inf"))
+        for owner, part, theirs in exchange.blocks(own if within_view else own[1:]):
+            places = exchange.own, exchange.span(owner, part)
+            for meeting in _tiles(own, theirs, groups, exchange, owner, part, tile, within_view):
+                x, y, rows, cols = meeting[:4]
+                by_row, by_col = _both_logsumexps(meeting[-1], small)
+                lse_rows, lse_cols = lse[x, places[0]], lse[y, places[1]]
                 lse_rows[rows] = lse_rows[rows].logaddexp(by_row)
                 if x != y or owner != exchange.rank or rows != cols:
                     lse_cols[cols] = lse_cols[cols].logaddexp(by_col)
-        matches = (a * b).sum()
+        matches = sum(
+            ((own[0][rows] * own[1][rows]).sum() for rows in _slices(len(za), tile)),
+            scales[0].new_zeros(()),
+        )
         if len(exchange.counts) > 1:
             lse, matches = all_reduce_logsumexp(lse), all_reduce_sum(matches)
-        ctx.save_for_backward(a, b, lse, groups)
+        ctx.save_for_backward(za, zb, root, *lengths, *shares, *scales, lse, groups)
         ctx.options = within_view, tile, small, exchange
         return (lse.sum() / 2 - matches) / exchange.rows
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        a, b, lse, groups = ctx.saved_tensors
+        za, zb, root, *about, lse, groups = ctx.saved_tensors
+        lengths, shares, scales = about[:2], about[2:4], about[4:]
         within_view, tile, small, exchange = ctx.options
-        with torch.autocast(a.device.type, enabled=False):
-            own = a, b
+        with torch.autocast(za.device.type, enabled=False):
+            own = [_Scaled(z, scale) for z, scale in zip((za, zb), scales, strict=True)]
             # The positives' pull, in units of grad / 2n like everything below.
-            grads = -2 * b, -2 * a
+            grads = [torch.empty_like(z, dtype=lse.dtype) for z in (za, zb)]
+            for rows in _slices(len(za), tile):
+                for gradient, other in zip(grads, reversed(own), strict=True):
+                    gradient[rows] = other[rows].mul_(-2)
             travelling = slice(0 if within_view else 1, 2)
-            for owner, theirs, their_grads in exchange.blocks_with_gradients(
+            for owner, part, theirs, their_grads in exchange.blocks_with_gradients(
                 own[travelling], grads[travelling]
             ):
-                for x, y, rows, cols, logits in _tiles(
-                    own, theirs, groups, exchange, owner, tile, within_view
+                places = exchange.own, exchange.span(owner, part)
+                for x, y, rows, cols, of_rows, of_cols, logits in _tiles(
+                    own, theirs, groups, exchange, owner, part, tile, within_view
                 ):
-                    lse_rows = lse[x, exchange.span(exchange.rank)][rows]
-                    lse_cols = lse[y, exchange.span(owner)][cols]
+                    lse_rows, lse_cols = lse[x, places[0]][rows], lse[y, places[1]][cols]
                     push = _both_softmaxes(logits, lse_rows, lse_cols, small)
-                    grads[x][rows].addmm_(push, theirs[y][cols])
+                    grads[x][rows].addmm_(push, of_cols)
                     if x != y or owner != exchange.rank or rows != cols:
-                        their_grads[y][cols].addmm_(push.T, own[x][rows])
+                        their_grads[y][cols].addmm_(push.T, of_rows)
             if len(exchange.counts) > 1:
                 # Every process's value is this loss: the sum of what is made of it on all of them.
                 grad = all_reduce_sum(grad)
             unit = grad / (2 * exchange.rows)
-        return *(g.mul_(unit) for g in grads), None, None, None, None, None
+            along = lse.new_zeros(())
+            for z, gradient, length, share, scale in zip(
+                (za, zb), grads, lengths, shares, scales, strict=True
+            ):
+                for rows in _slices(len(z), tile):
+                    along += _to_rows(
+                        gradient[rows], z[rows], length[rows], share[rows] * unit, scale[rows]
+                    )
+        of_root = (-along * unit / root).to(root.dtype)
+        of_z = (g.to(z.dtype) for g, z in zip(grads, (za, zb), strict=True))
+        return *of_z, of_root, *[None] * 6
+
+
+def _to_rows(gradient: Batch, z: Batch, length: Tensor, share: Tensor, scale: Tensor) -> Scalar:
+    """Turn the gradient of scaled rows into that of the rows, in place.
+
+    Scaling divides by a row's length, so nothing is left along the row. Returns the sum of the
+    scaled rows times their gradient, of which a temperature's is made.
+    """
+    along = (gradient * z).sum(dim=1) * scale
+    gradient.mul_(scale[:, None]).sub_(z * (along / length / length)[:, None])
+    gradient.mul_(share[:, None])
+    return along.sum()
+
+
+def _slices(n: int, tile: int) -> Iterator[slice]:
+    return (slice(start, min(start + tile, n)) for start in range(0, n, tile))
 
 
 def _tiles(
-    own: Views,
-    theirs: Views,
+    own: Sequence[_Scaled],
+    theirs: Sequence[Any],
     groups: Groups | None,
     exchange: Exchange,
     owner: int,
+    part: slice,
     tile: int,
     within_view: bool,
-) -> Iterator[tuple[int, int, slice, slice, Tensor]]:
-    """Logits of own rows against an owner's, tile by tile: which views, which rows, the logits.
+) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor, Tensor]]:
+    """Logits of own rows against a part of an owner's, tile by tile.
 
-    They may be overwritten. All tiles are made in the same memory: fresh pages cost as much as an
-    exponential.
+    Which views, which rows and columns of the two, these rows and columns themselves, and the
+    logits, which may be overwritten. Everything is made in the same memory, tile after tile: fresh
+    pages cost as much as an exponential.
     """
-    n, m = len(own[-1]), len(theirs[-1])
+    n, m = len(own[-1]), part.stop - part.start
     home = owner == exchange.rank
     of_rows, of_cols = (
-        None if groups is None else groups[exchange.span(process)]
-        for process in (exchange.rank, owner)
+        None if groups is None else groups[span]
+        for span in (exchange.own, exchange.span(owner, part))
     )
-    everyone = slice(0, n), slice(0, m)
-    meetings = [(-2, -1, *everyone)]
+    meetings = [(-2, -1, slice(0, n), slice(0, m))]
     if within_view:
-        part = _symmetric_share(exchange.rank, owner, len(exchange.counts), n, m)
-        meetings += [(view, view, *part) for view in (-2, -1)]
-    room = own[-1].new_empty(min(tile, n) * min(tile, m))
+        counts = exchange.counts
+        rows, cols = _symmetric_share(exchange.rank, owner, len(counts), n, counts[owner])
+        cols = slice(max(cols.start - part.start, 0), min(cols.stop, part.stop) - part.start)
+        meetings += [(view, view, rows, cols) for view in (-2, -1)]
+    empty, width = own[-1].scale.new_empty, own[-1].z.shape[1]
+    room = empty(min(tile, n) * min(tile, m))
+    room_of_rows, room_of_cols = empty(min(tile, n), width), empty(min(tile, m), width)
     for x, y, all_rows, all_cols in meetings:
         upper = home and x == y
         for i in range(all_rows.start, all_rows.stop, tile):
+            rows = slice(i, min(i + tile, all_rows.stop))
+            these = own[x].into(room_of_rows, rows)
             for j in range(i if upper else all_cols.start, all_cols.stop, tile):
-                rows = slice(i, min(i + tile, all_rows.stop))
                 cols = slice(j, min(j + tile, all_cols.stop))
+                those = theirs[y].into(room_of_cols, cols) if home else theirs[y][cols]
                 shape = rows.stop - i, cols.stop - j
-                out = room[: shape[0] * shape[1]].view(shape)
-                logits = torch.mm(own[x][rows], theirs[y][cols].T, out=out)
-                yield (
-                    x,
-                    y,
-                    rows,
-                    cols,
-                    _rule_out(
-                        logits,
-                        None if of_rows is None else of_rows[rows],
-                        None if of_cols is None else of_cols[cols],
-                        diagonal=home and rows == cols,
-                        own=x == y,
-                    ),
+                logits = torch.mm(these, those.T, out=room[: shape[0] * shape[1]].view(shape))
+                logits = _rule_out(
+                    logits,
+                    None if of_rows is None else of_rows[rows],
+                    None if of_cols is None else of_cols[cols],
+                    diagonal=home and rows == cols,
+                    own=x == y,
                 )
+                yield x, y, rows, cols, these, those, logits
 
 
 def _symmetric_share(rank: int, owner: int, world: int, n: int, m: int) -> tuple[slice, slice]:

@@ -24,18 +24,25 @@ def with_lengths(
     count as that long. Values, and gradients of the other rows, are what they were. `counts`: the
     rows of each process, where the batch is split over processes.
     """
+    _, share = lengths_and_shares(z, dtype, counts)
+    rows = damped(z.to(dtype), share[:, None])
+    return [rows, torch.linalg.vector_norm(rows, dim=1).clamp_min(_TINY)]
+
+
+@torch.no_grad()
+def lengths_and_shares(
+    z: Tensor, dtype: torch.dtype, counts: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lengths of rows, never zero, and the shares of their gradients that `with_lengths` keeps."""
     # Of one unusual row the median does not know, and it has the same scale as the rows. Where all
     # of them are tiny a number must do, such that fp16, the narrowest type, can hold the gradient.
     least = max(1e-6, 256 * torch.finfo(z.dtype).tiny)
-    rows = z.to(dtype)
-    with torch.no_grad():
-        lengths = torch.linalg.vector_norm(rows, dim=1)
-        everyone = lengths if counts is None else gather(lengths, counts)
-        usual = everyone.where(everyone > 0, float("nan")).nanmedian()
-        bound = (_NEARLY_EMPTY * usual).nan_to_num(1.0).clamp_min(least)
-        share = lengths.clamp_min(_TINY) / lengths.maximum(bound)
-    rows = damped(rows, share[:, None])
-    return [rows, torch.linalg.vector_norm(rows, dim=1).clamp_min(_TINY)]
+    lengths = torch.linalg.vector_norm(z, dim=1, dtype=dtype)
+    everyone = lengths if counts is None else gather(lengths, counts)
+    usual = everyone.where(everyone > 0, float("nan")).nanmedian()
+    bound = (_NEARLY_EMPTY * usual).nan_to_num(1.0).clamp_min(least)
+    lengths = lengths.clamp_min(_TINY)
+    return lengths, lengths / lengths.maximum(bound)
 
 
 def normalize_rows(z: Tensor, *, distributed: bool = False) -> Tensor:

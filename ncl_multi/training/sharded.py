@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -145,10 +145,12 @@ class _Reader(dcp.FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata = _MetadataUnpickler(file).load()
+        if not isinstance(metadata, Metadata) or not (
+            isinstance(metadata.state_dict_metadata, dict)
+            and isinstance(metadata.storage_data, dict)
+        ):
+            raise ValueError("it is not the metadata of a checkpoint")
         if any(isinstance(m, BytesStorageMetadata) for m in metadata.state_dict_metadata.values()):
-            raise ValueError("it contains something other than tensors")
-        kinds = {type(item) for item in metadata.state_dict_metadata.values()}
-        if BytesStorageMetadata in kinds:
             raise ValueError("it contains something other than tensors")
         files = {item.relative_path for item in metadata.storage_data.values()}
         if any(Path(file).name != file for file in files):
@@ -156,7 +158,18 @@ class _Reader(dcp.FileSystemReader):
         return metadata
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+# The one that is written in Python: what sets attributes can be looked at there.
+class _MetadataUnpickler(pickle._Unpickler):
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        # Attributes of a class are those of all its objects in this process.
+        if callable(self.stack[-2]):
+            raise ValueError("its metadata changes a class")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name) if module in _KNOWN else None
         if name in _KNOWN.get(module, ()) or (module == "torch" and isinstance(found, torch.dtype)):

@@ -143,6 +143,21 @@ def test_a_damaged_row_group_is_refused_row_by_row(model, tmp_path):
     assert [row["row"] for row in refused(tmp_path / "out")] == list(range(20, 30))
 
 
+def test_texts_that_a_small_file_repeats_without_end_are_refused_row_by_row(tmp_path):
+    path, long = tmp_path / "texts.parquet", "a dog runs " * 60_000
+
+    def rows(row_group_size):
+        parquet.write_table(pa.table({"text": [long] * 200}), path, row_group_size=row_group_size)
+        source = inputs.open_input(path, 200, column="text")
+        return list(source.read(source.parts[0]))
+
+    assert {row.item for row in rows(100)} == {long}
+    assert 100 * path.stat().st_size < 100_000_000 < 200 * len(long)
+    refused_rows = rows(200)
+    assert len(refused_rows) == 200
+    assert all("bytes, more than" in row.reason for row in refused_rows)
+
+
 def test_a_row_that_the_model_refuses_takes_no_other_with_it(model, texts, tmp_path, monkeypatch):
     real = ncl.NonNegEncoder._features
 

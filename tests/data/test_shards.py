@@ -68,3 +68,18 @@ def test_what_is_not_a_table_of_numbers_is_refused(tmp_path):
         Shards(np.ones(3))
     with pytest.raises(ValueError, match="real numbers"):
         whole(Shards(np.array([["a", "b"]])))
+
+
+def test_zeros_that_a_small_parquet_file_repeats_without_end_are_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, zeros = tmp_path / "zeros.parquet", pa.array(np.zeros(50_000_000, np.float32))
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(zeros, 500)})
+    parquet.write_table(table, path, row_group_size=20_000)
+    assert Shards(path).shape == (100_000, 500)
+    assert not Shards(path).take([99_999]).any()
+    parquet.write_table(table, path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ValueError, match=r"would take 200000000 bytes.*smaller row_group_size"):
+        Shards(path)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -466,3 +467,30 @@ def test_a_table_with_damage_is_read_right_or_refused_in_words(tmp_path, seed):
     sentences = set(wanted(names, rows, ("review",)))
     assert len(table.columns) == 1
     assert sum(row not in sentences for row in table.rows) <= 2
+
+
+# What a stranger's file may try
+
+
+@pytest.mark.parametrize(
+    "cell", ["a@" + "." * 100_000 + " x", "a" + "/" * 100_000 + "é", "1" + " " * 100_000 + "xxxx"]
+)
+def test_a_long_cell_takes_no_longer_than_its_length(tmp_path, cell):
+    rows = "".join(json.dumps({"text": text, "c": cell}) + "\n" for text in SENTENCES)
+    start = time.process_time()
+    assert read_table(write(tmp_path, "a.jsonl", rows)).columns == ("text",)
+    # The patterns alone would take minutes.
+    assert time.process_time() - start < 2
+
+
+def test_thousands_of_columns_are_refused(tmp_path):
+    line = ",".join(f"c{i}" for i in range(4097))
+    path = write(tmp_path, "a.csv", f"text{line}\nA good mug{',3' * 4096}\n")
+    with pytest.raises(ValueError, match="at least 4097 columns; at most 4096 are read"):
+        read_table(path)
+    # Each line has another name: a table of them would have the square of the lines.
+    rows = [{"text": "A good mug", f"n{i}": i} for i in range(5000)]
+    few, many = ("".join(json.dumps(row) + "\n" for row in part) for part in (rows[:9], rows))
+    assert read_table(write(tmp_path, "a.jsonl", few)).columns == ("text",)
+    with pytest.raises(ValueError, match="at most 4096 are read"):
+        read_table(write(tmp_path, "a.jsonl", many))

@@ -136,9 +136,25 @@ def test_another_batch_of_all_processes_is_another_run(two):
 
 def test_metadata_that_names_code_is_refused(tmp_path):
     trained(config(tmp_path, steps=4))
-    (tmp_path / "checkpoints" / "4" / ".metadata").write_bytes(pickle.dumps(print))
-    with pytest.raises(ValueError, match=r"cannot be read.*its metadata names builtins.print"):
+    (tmp_path / "checkpoints" / "4" / ".metadata").write_bytes(pickle.dumps(len))
+    with pytest.raises(ValueError, match=r"cannot be read.*its metadata names builtins.len"):
         trained(config(tmp_path))
+
+
+def test_metadata_that_changes_a_class_is_refused(tmp_path):
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    # Metadata.values = torch.Size: no entry would be looked at any more, in the whole process.
+    attack = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    attack += b"N}U\x06valuesctorch\nSize\ns\x86b."
+    trained(config(tmp_path, steps=4))
+    (tmp_path / "checkpoints" / "4" / ".metadata").write_bytes(attack)
+    with pytest.raises(ValueError, match=r"cannot be read.*its metadata changes a class"):
+        trained(config(tmp_path))
+    assert not hasattr(Metadata, "values")
+    pickle.loads(attack)
+    assert Metadata.values is torch.Size, "the attack would have worked"
+    del Metadata.values
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

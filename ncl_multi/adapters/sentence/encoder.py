@@ -1,5 +1,6 @@
 """A Hugging Face model as a plain encoder: items in, one vector each out."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -9,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ncl_multi.files import check_no_code, open_picture, read_json
+from ncl_multi.files import check_no_code, most_memory, open_picture, parse_json, read_json
+from ncl_multi.model import check_fits
 
 try:
     import transformers
@@ -98,6 +100,7 @@ class Encoder(nn.Module):
         """What `save` wrote; a folder that could run code is refused unless it is trusted."""
         if not trust_remote_code:
             check_no_code(folder, SUFFIXES)
+            _check_sizes(folder)
         return cls.load(folder, pooling, tower, trust_remote_code=trust_remote_code)
 
     def prepare(self, items: list[Any]) -> dict[str, Tensor]:
@@ -233,6 +236,28 @@ def _checked_image(row: int, item: Any) -> Any:
             "3 channels"
         )
     return item
+
+
+def _check_sizes(folder: Path) -> None:
+    """Refuse settings that make layers much larger than the weights in the folder.
+
+    What has no weights there is made at random, however large it is.
+    """
+    stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    for path in folder.rglob("*.json"):
+        if path.name in ("tokenizer.json", "vocab.json"):
+            continue
+        settings = parse_json(path.read_bytes(), path)
+        if not isinstance(settings, dict):
+            continue
+        rows, columns = (settings.get(name, 0) for name in ("in_features", "out_features"))
+        if not isinstance(rows, int) or not isinstance(columns, int):
+            raise ValueError(f"{path} must give the widths of a layer as whole numbers")
+        if 4 * rows * columns > most_memory(stored):
+            raise ValueError(f"{path} asks for {rows} x {columns} weights")
+        if path.name == "config.json" and "model_type" in settings:
+            config = transformers.AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+            check_fits(partial(_auto_model(config).from_config, config), folder)
 
 
 def _config(name: str, trust_remote_code: bool) -> Any:

@@ -27,6 +27,8 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[vision]'") from error
 
+MOST_SIDE = 1024
+"""Largest side of images, in pixels. To find its width an encoder is shown one of its size."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -79,6 +81,8 @@ class NonNegVision(
         seed: int = 0,
     ):
         super().__init__()
+        if not 1 <= size <= MOST_SIDE:
+            raise ValueError(f"size must be 1 to {MOST_SIDE} pixels; got {size}")
         if activation not in ("relu", "rep_relu") or not batch_norm:
             density = None
         self.name, self.size = model, size
@@ -325,11 +329,15 @@ def _small_resnet() -> nn.Module:
 
 
 def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
-    from torchvision.models import get_model, list_models
+    from torchvision import models
 
-    if name not in list_models():
-        raise ValueError(f"torchvision has no model {name!r}; see torchvision.models.list_models()")
-    model = get_model(name, weights="DEFAULT" if pretrained else None)
+    # Those for other tasks than classification fetch a backbone that nobody asked for.
+    if name not in models.list_models(module=models):
+        raise ValueError(
+            f"torchvision has no classifier {name!r}; see torchvision.models.list_models("
+            f"module=torchvision.models)"
+        )
+    model = models.get_model(name, weights="DEFAULT" if pretrained else None)
     for last in ("fc", "classifier", "heads", "head"):
         if hasattr(model, last):
             setattr(model, last, nn.Identity())
