@@ -61,8 +61,10 @@ def clearest(train: Features, test: Features, count: int, texts: int) -> list[di
 
 
 def main(cfg: Config) -> None:
-    files = [cfg.run / "features" / f"{split}_head.safetensors" for split in ("train", "test")]
-    train, test = map(Features.load, files)
+    train, test = (
+        Features.load(cfg.run / "features" / f"{split}_head.safetensors")
+        for split in ("train", "test")
+    )
     rows = clearest(train, test, cfg.count, cfg.texts)
     print("| name | holds for | strongest texts that were not trained on |\n|---|---|---|")
     for row in rows:
