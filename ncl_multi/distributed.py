@@ -84,7 +84,8 @@ def agree(error: str | None, rows: int, device: torch.device, **options: Any) ->
 class Exchange:
     """How rows of this process meet the rows of all: here there is only one process.
 
-    Rows of this process are anything that can be sliced into tensors.
+    Rows of this process are anything that can be sliced into tensors. Those of others come in
+    pieces of `piece` rows.
     """
 
     def __init__(self, counts: Sequence[int], piece: int = 0):
@@ -115,40 +116,62 @@ class Exchange:
         """
         yield self.rank, slice(0, self.counts[self.rank]), views, gradients
 
+    @property
+    def _pieces(self) -> int:
+        """All processes have as many, and none is empty."""
+        return min(min(self.counts), -(-max(self.counts) // (self.piece or self.rows)))
+
+    def _part(self, owner: int, piece: int) -> slice:
+        """Which rows of its owner a piece has."""
+        count = self.counts[owner]
+        return slice(count * piece // self._pieces, count * (piece + 1) // self._pieces)
+
 
 class GatherExchange(Exchange):
-    """Every process holds the rows of all. Gradients of a block go to its owner at once."""
+    """Every process gathers a piece of all processes' rows at a time.
+
+    Gradients of a piece go to its owner at once.
+    """
 
     def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
-        everyone = [_padded_gather(view[:], self.counts) for view in views]
-        for owner, count in enumerate(self.counts):
-            own = owner == self.rank
-            rows = views if own else [gathered[owner, :count] for gathered in everyone]
-            yield owner, slice(0, count), rows
+        yield self.rank, slice(0, self.counts[self.rank]), views
+        yield from self._others(views)
 
     def blocks_with_gradients(
         self, views: Sequence[Any], gradients: Views
     ) -> Iterator[tuple[int, slice, Sequence[Any], Views]]:
+        yield self.rank, slice(0, self.counts[self.rank]), views, gradients
         arrive = _nothing
-        for owner, part, blocks in self.blocks(views):
-            own = owner == self.rank
-            sums = None if own else [torch.zeros_like(block) for block in blocks]
-            yield owner, part, blocks, sums or gradients
+        # Of each piece the owner receives what the others add. All go in the same order.
+        for owner, part, blocks in self._others(views, with_own=True):
+            sums = [torch.zeros_like(block) for block in blocks]
+            if owner != self.rank:
+                yield owner, part, blocks, sums
             arrive()
-            # Summed while the next block is computed. All processes go in the same order.
-            arrive = self._send_home(owner, sums, gradients)
+            # Summed while the next block is computed.
+            arrive = self._send_home(owner, sums, [total[part] for total in gradients])
         arrive()
 
-    def _send_home(self, owner: int, sums: Views | None, gradients: Views) -> Callable[[], None]:
+    def _others(
+        self, views: Sequence[Any], *, with_own: bool = False
+    ) -> Iterator[tuple[int, slice, Views]]:
+        """Piece by piece, the rows of all other processes; `with_own` also those of this one."""
+        for piece in range(self._pieces):
+            parts = [self._part(owner, piece) for owner in range(len(self.counts))]
+            counts = [part.stop - part.start for part in parts]
+            everyone = [_padded_gather(view[parts[self.rank]], counts) for view in views]
+            for owner, count in enumerate(counts):
+                if with_own or owner != self.rank:
+                    yield owner, parts[owner], [rows[owner, :count] for rows in everyone]
+
+    def _send_home(self, owner: int, sums: Views, totals: Views) -> Callable[[], None]:
         """Start to add up an owner's gradients; call what is returned to wait for the end."""
-        # What others add to its rows an owner keeps apart: its own part is not finished yet.
-        received = sums or [torch.zeros_like(total) for total in gradients]
-        works = [dist.reduce(block, owner, async_op=True) for block in received]
+        works = [dist.reduce(block, owner, async_op=True) for block in sums]
 
         def arrive() -> None:
             _wait(works)
             if owner == self.rank:
-                for total, block in zip(gradients, received, strict=True):
+                for total, block in zip(totals, sums, strict=True):
                     total += block
 
         return arrive
@@ -202,20 +225,10 @@ class RingExchange(Exchange):
     def _of_home(self, gradients: Views, piece: int) -> Views:
         return [total[self._part(self.rank, piece)] for total in gradients] if piece >= 0 else []
 
-    @property
-    def _pieces(self) -> int:
-        """All processes have as many, and none is empty."""
-        return min(min(self.counts), -(-max(self.counts) // (self.piece or self.rows)))
-
     def _stops(self) -> list[tuple[int, int]]:
         """The number of each piece, and how many processes ahead its owner is, in order."""
         steps = range(1, len(self.counts))
         return [(piece, step) for piece in range(self._pieces) for step in steps]
-
-    def _part(self, owner: int, piece: int) -> slice:
-        """Which rows of its owner a piece has."""
-        count = self.counts[owner]
-        return slice(count * piece // self._pieces, count * (piece + 1) // self._pieces)
 
     def _next_piece(
         self, views: Sequence[Any], present: Views, stops: list[tuple[int, int]], number: int

@@ -74,8 +74,8 @@ def info_nce(
 
     With `distributed=True` each process passes its own rows, and all of them call this together.
     The loss is that of the whole batch, the same on every process, and after DDP's mean so is the
-    gradient; each process computes its share. `exchange="ring"` sends blocks of rows round instead
-    of gathering all of them: slower, for batches whose gathered rows do not fit.
+    gradient; each process computes its share. `exchange="ring"` sends pieces of rows round, a
+    tile at a time, instead of gathering all of them: more messages, and the least memory.
 
     Example:
         >>> za, zb = torch.eye(4), torch.eye(4)
@@ -101,7 +101,8 @@ def info_nce(
         dtype = sum_dtype(za, zb)
         root = torch.as_tensor(temperature, dtype=dtype, device=za.device).sqrt()
         if dense:
-            loss = _dense(*(_scaled(z, root, dtype) for z in (za, zb)), within_view, groups)
+            a, b = (_scaled(z, root, dtype) for z in (za, zb))
+            loss = _dense(a, b, within_view, groups)
         else:
             meet = _EXCHANGES[exchange](counts, tile) if split else Exchange(counts)
             if split and groups is not None:

@@ -158,9 +158,12 @@ class _Reader(dcp.FileSystemReader):
         return metadata
 
 
-# The one that is written in Python: what sets attributes can be looked at there.
-class _MetadataUnpickler(pickle._Unpickler):
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+# The unpickler that is written in Python: what sets attributes can be looked at there.
+_Python: Any = pickle._Unpickler
+
+
+class _MetadataUnpickler(_Python):
+    dispatch: ClassVar[dict[int, Any]] = dict(_Python.dispatch)
 
     def load_build(self) -> None:
         # Attributes of a class are those of all its objects in this process.
