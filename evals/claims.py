@@ -81,6 +81,7 @@ class Preset:
     batch_size: int = 256
     lr: float = 0.4
     lars: bool = True
+    view_scale: float = 1.0
     jitter: float = 0.8
     temperature: float = 0.2
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -94,6 +95,7 @@ SMALL = Preset(
     epochs=60,
     lr=2e-3,
     lars=False,
+    view_scale=0.75,
     jitter=0.4,
     labelled_epochs=10,
     sprite_steps=2_000,
@@ -261,7 +263,8 @@ class Parts:
         plan = ClassifierConfig(
             out=self.out / "trained" / name, epochs=p.epochs, batch_size=p.batch_size, lr=p.lr,
             seed=seed, device=self.cfg.device, precision=self.cfg.precision, jitter=p.jitter,
-            temperature=p.temperature, optimizer="lars" if p.lars else "adamw",
+            view_scale=p.view_scale, temperature=p.temperature,
+            optimizer="lars" if p.lars else "adamw",
         )  # fmt: skip
         return replace(plan, **changes)
 
@@ -335,13 +338,13 @@ class Parts:
         )  # fmt: skip
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model.classifier = _classifier(p.dims, len(train.classes), change)
+            model.classifier = classifier = _classifier(p.dims, len(train.classes), change)
         name = f"supervised_{variant}_{seed}"
         model.fit(
             train, self.plan(name, seed, epochs=p.labelled_epochs, lr=1e-3, optimizer="adamw")
         )
         with torch.inference_mode():
-            guess = model.classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
+            guess = classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
         return {"supervised": (guess == test.y).double().numpy()}
 
     def sprites(self, activation: Any, seed: int) -> Row:
