@@ -351,6 +351,31 @@ def test_spectral_ncl_recovers_the_posterior_and_its_twin_does_not():
     assert ncl["posterior"] > 0.95 > twin["posterior"]
 
 
+# A picture of dimensions
+
+
+def test_dimensions_are_drawn_with_their_strongest_pictures_for_both_models(run, tmp_path):
+    pytest.importorskip("PIL")
+    from ncl_multi.data import digits
+    from ncl_multi.data.pictures import thumbnails
+
+    images = digits("test").first(60)
+    shown = {"items": [images.classes[y] for y in images.y], "thumbnails": thumbnails(images)}
+    codes = {"": torch.eye(10)[images.y], "twin": torch.randn(60, 12)}
+    for folder, z in codes.items():
+        Features(z, images.y, **shown).save(tmp_path / folder / "features/test_head.safetensors")
+    (row,) = run("dimensions", tmp_path, "--out", tmp_path / "dimensions.png")
+    said = [words.split(" of ") for words in row["Non-negative"]]
+    assert all(words[0] == words[1].split()[0] for words in said)
+    counts = [int(words.split(" of ")[0]) for words in row["Signed twin"]]
+    assert counts == sorted(counts, reverse=True)
+    assert len(counts) == 10
+    assert (tmp_path / "dimensions.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "twin/features/test_head.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="train both with recipes/vision_ncl"):
+        run("dimensions", tmp_path)
+
+
 # Data that only evals use
 
 
