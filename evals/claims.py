@@ -246,7 +246,7 @@ class Parts:
             for setting, value in self.settings.items():
                 if stored.get(setting) != value:
                     raise ValueError(
-                        f"{path} was measured with another {setting}: {stored.get(setting)}, now "
+                        f"{path} was measured with different {setting}: {stored.get(setting)}, now "
                         f"{value}; choose another --out, or delete the folder"
                     )
             return {measure: _unpacked(value) for measure, value in stored["figures"].items()}

@@ -260,10 +260,10 @@ def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_ref
     assert again["sparsity"] == 0.9
     assert len(calls) == 1
     other = claims["Parts"](claims["Config"](preset="small", out=tmp_path))
-    with pytest.raises(ValueError, match="measured with another preset"):
+    with pytest.raises(ValueError, match="measured with different preset"):
         other.kept("contrastive none 0", part)
     vars(parts)["settings"] = parts.settings | {"versions": {"ncl_multi": "0.0.1"}}
-    with pytest.raises(ValueError, match=r"measured with another versions.*choose another --out"):
+    with pytest.raises(ValueError, match=r"measured with different versions.*choose another --out"):
         parts.kept("contrastive none 0", part)
 
 
