@@ -234,13 +234,17 @@ class Parts:
             "versions": {"ncl_multi": ncl.__version__} | versions,
         }
 
+    def path(self, name: str) -> Path:
+        """File of a part's figures."""
+        return self.out / "parts" / f"{name.replace(' ', '_')}.json"
+
     def kept(self, name: str, part: Callable[[], Row]) -> Row:
         """The part's figures, from its file if the same settings and versions wrote one."""
         import json
 
         from ncl_multi.report import write_json
 
-        path = self.out / "parts" / f"{name.replace(' ', '_')}.json"
+        path = self.path(name)
         if path.exists():
             stored = json.loads(path.read_text())
             for setting, value in self.settings.items():
@@ -616,7 +620,8 @@ def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
     jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
     if jobs == 1 or not names:
         for name, part in parts.all().items():
-            yield name, parts.kept(name, part) if time.time() < end else None
+            due = time.time() < end or parts.path(name).exists()
+            yield name, parts.kept(name, part) if due else None
         return
     (parts.out / "parts").mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -636,11 +641,11 @@ def _apart(cfg: Config, name: str, end: float) -> Row | None:
 
     import torch
 
-    if time.time() >= end:
-        return None
     torch.set_num_threads(1)
     parts = _parts(cfg)
-    log = parts.out / "parts" / f"{name.replace(' ', '_')}.log"
+    if time.time() >= end and not parts.path(name).exists():
+        return None
+    log = parts.path(name).with_suffix(".log")
     with log.open("a") as file, redirect_stderr(file):
         return parts.kept(name, parts.all()[name])
 
@@ -711,7 +716,7 @@ def commits(parts: Parts) -> list[str]:
     """The commits that the parts were measured at."""
     import json
 
-    files = [parts.out / "parts" / f"{name.replace(' ', '_')}.json" for name in parts.all()]
+    files = [parts.path(name) for name in parts.all()]
     known = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
     return sorted(str(commit) for commit in known)
 
