@@ -479,7 +479,10 @@ def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
 
 
 def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
-    """Stability of each seed's dimensions against the next seed's, of both models, as parts."""
+    """Stability of each seed's dimensions against the next seed's, of both models, as parts.
+
+    Each seed is in two pairs, so the pairs depend on each other and their interval is too narrow.
+    """
     from ncl_multi.codes.features import Features
     from ncl_multi.metrics import stability
 
