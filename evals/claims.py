@@ -81,6 +81,7 @@ class Preset:
     batch_size: int = 256
     lr: float = 0.4
     lars: bool = True
+    view_scale: float = 1.0
     jitter: float = 0.8
     temperature: float = 0.2
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -94,6 +95,7 @@ SMALL = Preset(
     epochs=60,
     lr=2e-3,
     lars=False,
+    view_scale=0.75,
     jitter=0.4,
     labelled_epochs=10,
     sprite_steps=2_000,
@@ -232,19 +234,23 @@ class Parts:
             "versions": {"ncl_multi": ncl.__version__} | versions,
         }
 
+    def path(self, name: str) -> Path:
+        """File of a part's figures."""
+        return self.out / "parts" / f"{name.replace(' ', '_')}.json"
+
     def kept(self, name: str, part: Callable[[], Row]) -> Row:
         """The part's figures, from its file if the same settings and versions wrote one."""
         import json
 
         from ncl_multi.report import write_json
 
-        path = self.out / "parts" / f"{name.replace(' ', '_')}.json"
+        path = self.path(name)
         if path.exists():
             stored = json.loads(path.read_text())
             for setting, value in self.settings.items():
                 if stored.get(setting) != value:
                     raise ValueError(
-                        f"{path} was measured with another {setting}: {stored.get(setting)}, now "
+                        f"{path} was measured with different {setting}: {stored.get(setting)}, now "
                         f"{value}; choose another --out, or delete the folder"
                     )
             return {measure: _unpacked(value) for measure, value in stored["figures"].items()}
@@ -261,7 +267,8 @@ class Parts:
         plan = ClassifierConfig(
             out=self.out / "trained" / name, epochs=p.epochs, batch_size=p.batch_size, lr=p.lr,
             seed=seed, device=self.cfg.device, precision=self.cfg.precision, jitter=p.jitter,
-            temperature=p.temperature, optimizer="lars" if p.lars else "adamw",
+            view_scale=p.view_scale, temperature=p.temperature,
+            optimizer="lars" if p.lars else "adamw",
         )  # fmt: skip
         return replace(plan, **changes)
 
@@ -335,13 +342,13 @@ class Parts:
         )  # fmt: skip
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model.classifier = _classifier(p.dims, len(train.classes), change)
+            model.classifier = classifier = _classifier(p.dims, len(train.classes), change)
         name = f"supervised_{variant}_{seed}"
         model.fit(
             train, self.plan(name, seed, epochs=p.labelled_epochs, lr=1e-3, optimizer="adamw")
         )
         with torch.inference_mode():
-            guess = model.classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
+            guess = classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
         return {"supervised": (guess == test.y).double().numpy()}
 
     def sprites(self, activation: Any, seed: int) -> Row:
@@ -472,7 +479,10 @@ def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
 
 
 def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
-    """Stability of each seed's dimensions against the next seed's, of both models, as parts."""
+    """Stability of each seed's dimensions against the next seed's, of both models, as parts.
+
+    Each seed is in two pairs, so the pairs depend on each other and their interval is too narrow.
+    """
     from ncl_multi.codes.features import Features
     from ncl_multi.metrics import stability
 
@@ -613,7 +623,8 @@ def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
     jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
     if jobs == 1 or not names:
         for name, part in parts.all().items():
-            yield name, parts.kept(name, part) if time.time() < end else None
+            due = time.time() < end or parts.path(name).exists()
+            yield name, parts.kept(name, part) if due else None
         return
     (parts.out / "parts").mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -633,11 +644,11 @@ def _apart(cfg: Config, name: str, end: float) -> Row | None:
 
     import torch
 
-    if time.time() >= end:
-        return None
     torch.set_num_threads(1)
     parts = _parts(cfg)
-    log = parts.out / "parts" / f"{name.replace(' ', '_')}.log"
+    if time.time() >= end and not parts.path(name).exists():
+        return None
+    log = parts.path(name).with_suffix(".log")
     with log.open("a") as file, redirect_stderr(file):
         return parts.kept(name, parts.all()[name])
 
@@ -708,7 +719,7 @@ def commits(parts: Parts) -> list[str]:
     """The commits that the parts were measured at."""
     import json
 
-    files = [parts.out / "parts" / f"{name.replace(' ', '_')}.json" for name in parts.all()]
+    files = [parts.path(name) for name in parts.all()]
     known = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
     return sorted(str(commit) for commit in known)
 

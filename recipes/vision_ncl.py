@@ -46,6 +46,8 @@ class Config(VisionConfig):
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
+    view_scale: float = 0.75
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     twin: bool = True
     """Also train the signed twin, with the same seed and budget."""
     free: ClassVar[tuple[str, ...]] = (*VisionConfig.free, "twin")
@@ -60,6 +62,8 @@ PAPER = Config(
     activation="rep_relu",
     batch_norm=False,
     density=None,
+    view_scale=1.0,
+    precision="fp32",
     jitter=0.8,
     optimizer="lars",
     epochs=200,

@@ -288,6 +288,17 @@ def test_simclr_is_info_nce_of_two_views_or_the_spectral_loss(pictures):
     torch.testing.assert_close(loss, spectral(unit, unit))
 
 
+def test_training_views_may_be_smaller_than_the_images(pictures):
+    seen = []
+    model = small(density=0.2)
+    model.encoder.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape[2:])))
+    many = pictures.repeat(2, 1, 1, 1)
+    model.fit(many, steps=1, batch_size=16, device="cpu", view_scale=0.75, progress=False)
+    assert seen == [(24, 24)]
+    model.encode(pictures)
+    assert seen[-1] == (32, 32)
+
+
 def on_fake_cuda(module: torch.nn.Module, *inputs):
     """The forward with every weight, buffer and input on a GPU that is not there."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -260,15 +260,14 @@ def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_ref
     assert again["sparsity"] == 0.9
     assert len(calls) == 1
     other = claims["Parts"](claims["Config"](preset="small", out=tmp_path))
-    with pytest.raises(ValueError, match="measured with another preset"):
+    with pytest.raises(ValueError, match="measured with different preset"):
         other.kept("contrastive none 0", part)
     vars(parts)["settings"] = parts.settings | {"versions": {"ncl_multi": "0.0.1"}}
-    with pytest.raises(ValueError, match=r"measured with another versions.*choose another --out"):
+    with pytest.raises(ValueError, match=r"measured with different versions.*choose another --out"):
         parts.kept("contrastive none 0", part)
 
 
-@pytest.mark.parametrize("minutes", [0, None])
-def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, capsys, minutes):
+def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, capsys):
     claims = script("claims")
 
     def some(self):
@@ -284,13 +283,16 @@ def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, caps
     claims["Parts"].all = some
     claims["Parts"].pictures = None
     where = {"out": tmp_path / "run", "results": tmp_path / "results", "jobs": 1}
-    claims["main"](claims["Config"](minutes=minutes, **where))
     result = tmp_path / "results" / "quick.json"
-    if minutes == 0:
-        assert "0 of 6 parts are measured; the same command resumes" in capsys.readouterr().out
-        assert not result.exists()
-        return
+    claims["main"](claims["Config"](minutes=0, **where))
+    assert "0 of 6 parts are measured; the same command resumes" in capsys.readouterr().out
+    assert not result.exists()
+    claims["main"](claims["Config"](**where))
     whole = json.loads(result.read_text())
+    result.unlink()
+    # What was measured before counts, however late it is read.
+    claims["main"](claims["Config"](minutes=0, **where))
+    assert json.loads(result.read_text())["rows"] == whole["rows"]
     row = whole["rows"]["Class consistency, head"]
     assert row["verdict"] == "held"
     assert row["95 % interval"] == "+30.0 [+30.0, +30.0]"
@@ -349,6 +351,31 @@ def test_spectral_ncl_recovers_the_posterior_and_its_twin_does_not():
     posterior = script("claims")["posterior"]
     ncl, twin = (posterior(kind, 0, steps=400) for kind in ("relu", "none"))
     assert ncl["posterior"] > 0.95 > twin["posterior"]
+
+
+# A picture of dimensions
+
+
+def test_dimensions_are_drawn_with_their_strongest_pictures_for_both_models(run, tmp_path):
+    pytest.importorskip("PIL")
+    from ncl_multi.data import digits
+    from ncl_multi.data.pictures import thumbnails
+
+    images = digits("test").first(60)
+    shown = {"items": [images.classes[y] for y in images.y], "thumbnails": thumbnails(images)}
+    codes = {"": torch.eye(10)[images.y], "twin": torch.randn(60, 12)}
+    for folder, z in codes.items():
+        Features(z, images.y, **shown).save(tmp_path / folder / "features/test_head.safetensors")
+    (row,) = run("dimensions", tmp_path, "--out", tmp_path / "dimensions.png")
+    said = [words.split(" of ") for words in row["Non-negative"]]
+    assert all(words[0] == words[1].split()[0] for words in said)
+    counts = [int(words.split(" of ")[0]) for words in row["Signed twin"]]
+    assert counts == sorted(counts, reverse=True)
+    assert len(counts) == 10
+    assert (tmp_path / "dimensions.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "twin/features/test_head.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="train both with recipes/vision_ncl"):
+        run("dimensions", tmp_path)
 
 
 # Data that only evals use

@@ -16,6 +16,9 @@ class VisionConfig(TrainConfig):
     """SimCLR's loss, or the spectral one on codes of squared length 2 / temperature."""
     temperature: float = 0.2
     """Divides the cosines."""
+    view_scale: float = 1.0
+    """Side of the training views as a share of the images'. A crop is .6 of an image on average:
+    at .75 it shows things as large as whole images do, and a step takes half the time."""
     jitter: float = 0.4
     """Strength of the colour changes."""
     blur_share: float = 0.0

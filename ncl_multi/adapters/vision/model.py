@@ -117,7 +117,10 @@ class NonNegVision(
         images = image_set(data, self.size)
         config = config.for_rows(len(images), "images")
         views = Views(
-            self.size, jitter=config.jitter, hue=config.jitter / 4, blur_share=config.blur_share
+            max(1, round(config.view_scale * self.size)),
+            jitter=config.jitter,
+            hue=config.jitter / 4,
+            blur_share=config.blur_share,
         )
         objective = SimCLR(self, views, loss=config.loss, temperature=config.temperature)
         _train(objective, images, config)
@@ -313,18 +316,18 @@ def lars(
 def _small_resnet() -> nn.Module:
     """A 3x3 stem of 32 channels, max-pooling by 2, residual blocks of 64, 128 and 256 channels.
 
-    The blocks give 8x8, 4x4 and 2x2 of 32x32 pixels. Pooling comes before the first BatchNorm,
+    The blocks give 16x16, 8x8 and 4x4 of 32x32 pixels. Pooling comes before the first BatchNorm,
     which then has a quarter of the work.
     """
     from timm.models.resnet import BasicBlock, ResNet
 
     block: Any = BasicBlock
     model: Any = ResNet(
-        block, (1, 1, 1, 1), num_classes=0, channels=(32, 64, 128, 256), stem_type="deep",
+        block, (1, 1, 1, 1), num_classes=0, channels=(64, 128, 256, 256), stem_type="deep",
         stem_width=16,
     )  # fmt: skip
     model.conv1 = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.MaxPool2d(2))
-    model.maxpool, model.layer1 = nn.Identity(), nn.Identity()
+    model.maxpool, model.layer4 = nn.Identity(), nn.Identity()
     return model
 
 

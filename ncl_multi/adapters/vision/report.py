@@ -31,17 +31,20 @@ def write_report(
 ) -> dict[str, Any]:
     """Measure every model, print the table, and write features and figures to `out`.
 
-    What belongs to a model other than `ncl` is written to a folder of its name.
+    What belongs to a model other than `ncl` is written to a folder of its name. Of a network before
+    its first step only the encoder is a row of the table, and nothing is written.
     """
     figures = {}
     for name, model in models.items():
         folder = out if name == "ncl" else out / name
+        if not model.trained:
+            h, test_h = (model.embed(images.images, progress=True) for images in (train, test))
+            figures[name] = {"test": _known(h, train.y, test_h, test.y, "encoder")}
+            continue
         row = measure(model, train, test, folder)
         figures[name] = {"test": row}
         model.figures = {f"{measure}, test": round(value, 4) for measure, value in row.items()}
-        # The network before its first step is a row of the table, not a model to load.
-        if model.trained:
-            model.save_pretrained(folder / "model")
+        model.save_pretrained(folder / "model")
     write_json(out / "metrics.json", figures)
     measures = dict.fromkeys(m for row in figures.values() for m in row["test"])
     by_measure = {
@@ -80,10 +83,17 @@ def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> 
     row = {}
     for output in ("encoder", "head"):
         z_train, z_test = files["train", output].dense(), files["test", output].dense()
-        row[f"knn_{output}"] = knn_accuracy(z_train, train.y, z_test, test.y)
-        row[f"probe_{output}"] = linear_probe(z_train, train.y, z_test, test.y)
+        row |= _known(z_train, train.y, z_test, test.y, output)
     read = readable_features(files["test", "head"], names=names).figures
     return row | readability(shown.z, test.y) | read
+
+
+def _known(z: Tensor, y: Tensor, test_z: Tensor, test_y: Tensor, output: str) -> dict[str, float]:
+    """What neighbours and a probe find out about the classes."""
+    return {
+        f"knn_{output}": knn_accuracy(z, y, test_z, test_y),
+        f"probe_{output}": linear_probe(z, y, test_z, test_y),
+    }
 
 
 def _shown(features: Features, images: ImageSet, names: list[str], most: int) -> Features:

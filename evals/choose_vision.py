@@ -1,0 +1,97 @@
+"""Which settings should the vision recipe have? Compared on training pictures held out.
+
+Models train on the first pictures of the train split. Probes learn from the first 10,000, and are
+measured, as is all else, on its last 10,000, which no model trains on; the test split is not read.
+
+Usage:
+    python evals/choose_vision.py
+    python evals/choose_vision.py --change lr=0.004 --change view_scale=1.0 --seeds 0 1 2
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import tyro
+
+from ncl_multi.log import show_messages
+
+COMPARED: tuple[dict[str, Any], ...] = (
+    {},
+    {"view_scale": 1.0},
+    {"images": 40_000},
+    {"lr": 4e-3},
+    {"batch_size": 512},
+    {"temperature": 0.1},
+    {"hidden_dim": None},
+    {"density": 0.02},
+    {"dims": 256},
+    {"spectral": 1.0},
+)
+"""Changes to the defaults of the recipe, each by itself."""
+HELD_OUT = 10_000
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the vision recipe compared on held-out training pictures."""
+
+    change: tuple[str, ...] = ()
+    """Compare only these, together: names and values in JSON (`lr=0.004`); none is `COMPARED`."""
+    models: tuple[Literal["ncl", "twin"], ...] = ("ncl", "twin")
+    """Which of the two to train."""
+    seeds: tuple[int, ...] = (0,)
+    """The mean over these is printed."""
+    out: Path | None = None
+    """File for the rows as JSON; none to print them only."""
+
+
+def figures(change: dict[str, Any], kind: str, seed: int) -> dict[str, float]:
+    """Train one model with a change to the defaults; measure held-out pictures."""
+    import time
+
+    import ncl_multi as ncl
+    from ncl_multi import data
+    from ncl_multi.metrics import class_consistency, linear_probe, purity, sparsity
+
+    of_model = ("dims", "hidden_dim", "density", "k", "activation", "batch_norm")
+    made = {name: change[name] for name in change if name in of_model}
+    told = {name: change[name] for name in change if name not in (*made, "images")}
+    pictures = data.cifar10("train")
+    train, held = pictures.first(change.get("images", 10_000)), pictures.images[-HELD_OUT:]
+    model = ncl.NonNegVision("resnet-small", seed=seed, **made)
+    model = model.signed_twin() if kind == "twin" else model
+    start = time.process_time()
+    model.fit(train, seed=seed, **told)
+    seconds = time.process_time() - start
+    known, y = pictures.first(10_000), pictures.y[-HELD_OUT:]
+    z = model.encode(held, dense=True)
+    return {
+        "cpu_seconds": seconds,
+        "probe_encoder": linear_probe(model.embed(known), known.y, model.embed(held), y),
+        "purity_at_10": purity(z, y),
+        "class_consistency": class_consistency(z, y),
+        "sparsity": sparsity(z),
+    }
+
+
+def main(cfg: Config) -> None:
+    from ncl_multi.report import write_json
+
+    asked = {name: json.loads(value) for name, _, value in (c.partition("=") for c in cfg.change)}
+    rows = []
+    for change in (asked,) if asked else COMPARED:
+        for kind in cfg.models:
+            found = [figures(change, kind, seed) for seed in cfg.seeds]
+            means = {name: round(mean(row[name] for row in found), 4) for name in found[0]}
+            rows.append({"model": kind, "change": change} | means)
+            print(json.dumps(rows[-1]), flush=True)
+            if cfg.out is not None:
+                write_json(cfg.out, rows)
+
+
+if __name__ == "__main__":
+    show_messages()
+    main(tyro.cli(Config))
