@@ -33,6 +33,8 @@ _CLEARER = 0.2
 """A class names where it holds for this share of the strongest items more than the words do."""
 
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[^\W\d_]+)?")
+_PAUSE = re.compile(r"[,;:.!?()/|]")
+"""Where the words before and after do not belong together: "rock, scale" is not a term."""
 _VOWEL = re.compile("[aeiouy]")
 # fmt: off
 _STOP_WORDS = frozenset("""
@@ -355,8 +357,9 @@ def _words(items: Sequence[str], *, pairs: bool) -> _Terms:
         singles = [token for token in tokens if token not in _STOP_WORDS]
         together = [
             f"{a} {b}"
-            for a, b in pairwise(tokens)
-            if pairs and a not in _STOP_WORDS and b not in _STOP_WORDS
+            for phrase in (_PAUSE.split(item) if pairs else ())
+            for a, b in pairwise(_tokens(phrase))
+            if a not in _STOP_WORDS and b not in _STOP_WORDS
         ]
         for term in (*singles, *together):
             spellings[_key(term)][term] += 1

@@ -627,7 +627,7 @@ def test_dimensions_are_described_by_the_words_and_items_that_fire_them():
         z_text[row, 1] = 0.5 * ("black" in caption)
     z_image = np.zeros((8, 3), np.float32)
     z_image[:, 0] = [1, 0, 0, 0, 2, 0, 0, 0]
-    names = names_by_captions(csr_array(z_text), pairs)
+    names = names_by_captions(csr_array(z_image), csr_array(z_text), pairs)
     found = describe_dimensions(csr_array(z_image), csr_array(z_text), pairs, names)
     assert found[0]["name"].split(", ")[0] == "red"
     assert found[0]["images"] == ["4", "0"]
@@ -644,8 +644,18 @@ def test_classes_of_the_images_name_where_their_captions_have_no_word_in_common(
         "pairs", "train", [png("red")] * 6, list("abcdef"), [[w] for own in words for w in own],
         y=torch.tensor([0, 0, 0, 1, 1, 1]), classes=["dogs", "trees"],
     )  # fmt: skip
-    z_text = csr_array(np.repeat(np.eye(2, dtype=np.float32), 3, axis=0))
-    assert names_by_captions(z_text, pairs) == ["dogs", "trees"]
+    z = csr_array(np.repeat(np.eye(2, dtype=np.float32), 3, axis=0))
+    assert names_by_captions(z, z, pairs) == ["dogs", "trees"]
+
+
+def test_images_name_a_dimension_whose_captions_have_nothing_in_common():
+    said = [["a drum", "music"], ["a drum", "noise"], ["a car", "a road"], ["a bus", "a road"]]
+    pairs = pairs_of("pairs", "train", [png("red")] * 4, list("abcd"), said)
+    z_image = csr_array(np.repeat(np.eye(2, dtype=np.float32), 2, axis=0))
+    odd = [pairs.captions.index(own) for own in ("music", "noise")]
+    z_text = np.zeros((len(pairs.captions), 2), np.float32)
+    z_text[odd, 0], z_text[pairs.captions.index("a road"), 1] = 1, 1
+    assert names_by_captions(csr_array(z_image), csr_array(z_text), pairs)[0] == "drum"
 
 
 def test_the_emoji_hold_out_a_style_and_a_fifth_of_the_emoji():

@@ -82,6 +82,14 @@ def test_words_that_stand_together_name_together():
     assert name_dimensions(features, words=1)[0] in ("ice", "cream")
 
 
+def test_words_with_a_comma_between_them_are_not_one_term():
+    others = ["a cup", "my cup", "cup"], ["a bird", "birds", "one bird"]
+    together = ["rock scale", "my rock scale", "a rock scale"]
+    apart = [item.replace("rock", "rock,") for item in together]
+    assert name_dimensions(fired_by(together, *others))[0] == "rock scale"
+    assert name_dimensions(fired_by(apart, *others))[0] == "rock"
+
+
 def test_two_words_that_never_meet_are_mixed():
     two_things = ["a dog", "my dog", "dogs", "a ship", "the ship", "ships"]
     assert name_dimensions(fired_by(two_things, ["tree"] * 10)) == ["mixed", "tree"]

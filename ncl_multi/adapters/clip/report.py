@@ -19,7 +19,7 @@ from ncl_multi.adapters.clip.inputs import TowerFeatures
 from ncl_multi.adapters.clip.model import NonNegClip
 from ncl_multi.adapters.clip.pairs import Pairs
 from ncl_multi.codes.features import MOST_SHOWN, Features, join, spread, to_csr
-from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.names import name_sides
 from ncl_multi.data.pictures import thumbnail
 from ncl_multi.files import link_equal_files
 from ncl_multi.head import SIGNED, top_k
@@ -156,14 +156,19 @@ def judge(
     return row | readable_features(images, names=names).figures, (z_image, z_text)
 
 
-def names_by_captions(z_text: csr_array, pairs: Pairs) -> list[str]:
-    """A name of each dimension from captions, and from the classes of the images they are of."""
-    if pairs.y is None:
-        return name_dimensions(Features(z_text, items=pairs.captions))
+def names_by_captions(z_image: csr_array, z_text: csr_array, pairs: Pairs) -> list[str]:
+    """A name of each dimension from captions, and from the classes of the images they are of.
+
+    A dimension whose strongest captions have nothing in common is named by its images' captions.
+    """
+    about = {"classes": pairs.classes}
+    images = Features(z_image, pairs.y, pairs.said(), about | {"side": "image"})
     image, caption = pairs.links.T
-    y = torch.full((len(pairs.captions),), -1)
-    y[caption] = pairs.y[image]
-    return name_dimensions(Features(z_text, y, pairs.captions, {"classes": pairs.classes}))
+    y = None
+    if pairs.y is not None:
+        y = torch.full((len(pairs.captions),), -1)
+        y[caption] = pairs.y[image]
+    return name_sides([Features(z_text, y, pairs.captions, about | {"side": "text"}), images])
 
 
 def describe_dimensions(
@@ -245,7 +250,7 @@ def _report(
     # Wide codes take minutes.
     with tqdm(total=1 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
         train_codes = codes(model.heads, named_by)
-        names = names_by_captions(train_codes[1], named_by.pairs)
+        names = names_by_captions(*train_codes, named_by.pairs)
         about["names"] = names
         described = describe_dimensions(*train_codes, named_by.pairs, names)
         write_json(out / "dimensions.json", described)
