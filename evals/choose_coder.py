@@ -71,7 +71,7 @@ class Config:
 
 
 def docstrings() -> dict[str, str]:
-    """What the public functions and classes of three libraries say: first sentence and next 100 words."""
+    """Docstrings of public functions and classes: the first sentence, the next 100 words."""
     found: dict[str, str] = {}
     for module in map(import_module, MODULES):
         for name, thing in sorted(vars(module).items()):

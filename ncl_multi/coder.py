@@ -19,12 +19,13 @@ from ncl_multi.codes.names import MIXED, name_dimensions
 from ncl_multi.codes.rebuild import LinearDecoder
 from ncl_multi.data.shards import Shards
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
-from ncl_multi.head import NonNegHead, Start
+from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
 from ncl_multi.model import load_as, write_config
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.embeddings import (
+    CoderStart,
     EmbeddingObjective,
     Examples,
     read_examples,
@@ -75,7 +76,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             `4 * k`. Documents stay as small as `k`, and fuller queries find more.
         idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
         ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
-        start: Where dimensions start: on sparse `axes` of the embeddings or on their `clusters`.
+        start: Where dimensions start: on sparse `axes` of the embeddings, on their `clusters`, or
+            on `both`.
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
@@ -112,9 +114,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         k_query: int | None = None,
         idf: bool = False,
         ks: Sequence[int] | None = None,
-        start: Start = "axes",
-        steps: int = 300,
-        batch_size: int = 256,
+        start: CoderStart = "both",
+        steps: int = 600,
+        batch_size: int = 128,
         learning_rate: float = 2e-3,
         temperature: float = 0.1,
         imitation: float = 10.0,
@@ -424,8 +426,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
         for k in () if self.ks is None else self.ks:
             _whole("each of ks", k, 1)
-        if self.start not in ("axes", "clusters"):
-            raise ValueError(f"start must be one of axes, clusters; got {self.start!r}")
+        if self.start not in ("both", "axes", "clusters"):
+            raise ValueError(f"start must be one of both, axes, clusters; got {self.start!r}")
 
     @property
     def _started(self) -> bool:

@@ -92,7 +92,7 @@ def test_rows_of_one_kind_have_codes_that_are_alike():
     assert cosine[same].mean() > cosine[~same].mean() + 0.3
 
 
-@pytest.mark.parametrize("start", ["axes", "clusters"])
+@pytest.mark.parametrize("start", ["both", "axes", "clusters"])
 def test_the_same_random_state_gives_the_same_codes(start):
     x, _ = kinds()
     torch.manual_seed(1)
@@ -365,7 +365,7 @@ def test_only_the_direction_of_a_row_counts(fitted, size):
         ({"ks": (4, 0)}, "each of ks must be a whole number of at least 1; got 0"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"noise": -0.1}, "noise must be at least 0"),
-        ({"start": "rows"}, "start must be one of axes, clusters; got 'rows'"),
+        ({"start": "rows"}, "start must be one of both, axes, clusters; got 'rows'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
