@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 COMPARED: tuple[dict[str, Any], ...] = (
     {},
     {"start": "clusters"},
+    {"start": "axes"},
     {"imitation": 3.0},
     {"imitation": 30.0},
     {"temperature": 0.05},
@@ -37,7 +38,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"noise": 0.3},
     {"learning_rate": 1e-3},
     {"neighbours": 5},
-    {"steps": 100},
+    {"steps": 300},
     {"dims": 768},
 )
 """Changes to the defaults, each by itself."""
@@ -115,7 +116,7 @@ def compare(
         for k in cfg.k:
             codes = coder.transform(x, k=k)
             for name, entries in {"": k, "_whole_query": coder.dims}.items():
-                searching = coder.transform(queries, k=entries)
+                searching = coder.transform(queries, k=entries, query=True)
                 share = ndcg_at_k(searching, codes, right) / whole
                 figures.setdefault(f"share_{k}{name}", []).append(share)
                 figures.setdefault(f"kept_{k}{name}", []).append(

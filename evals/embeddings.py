@@ -48,7 +48,7 @@ class Config:
     """Which competitors; none for all."""
     dims: int = 2048
     """Width of sparse codes."""
-    steps: int = 300
+    steps: int = 600
     """Training steps of those that are trained."""
     seed: int = 0
     """Seed of everything random."""
@@ -183,7 +183,8 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
             "ncl_query_4k": 4 * k,
             "ncl_query_free": cfg.dims,
         }.items():
-            found = measure(z, coder.transform(queries, k=entries), right, labels, judge)
+            zq = coder.transform(queries, k=entries, query=True)
+            found = measure(z, zq, right, labels, judge)
             rows.append({"method": method, "k": k} | found | {"fit_seconds": seconds})
     budget = Budget(cfg.dims, cfg.steps, seed=cfg.seed)
     for name in cfg.methods or METHODS:

@@ -132,8 +132,8 @@ def read_examples(
     return Examples(rows, whole, near, same_rows(x), numbers)
 
 
-def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
-    """Let dimensions start on what the embeddings are made of; those of two sides on pairs.
+def start_heads(heads: Any, data: Examples, start: CoderStart) -> list[Tensor]:
+    """Let dimensions start on what the embeddings are made of; returns the mean row of each side.
 
     Clusters fire for rows of one kind, which is what few entries need. Axes, a dimension for either
     direction, hold what clusters leave out, which is what many entries add; with `both` they take
@@ -164,6 +164,7 @@ def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
         for head, mean in zip(heads, means, strict=True):
             # What all rows have in common says nothing about any of them.
             head.out.bias.copy_(-(head.out.weight @ mean))
+    return means
 
 
 class EmbeddingObjective(nn.Module):
