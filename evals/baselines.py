@@ -23,8 +23,8 @@ class Budget:
     """What every competitor may use: the width of codes, training steps and a seed."""
 
     dims: int = 2048
-    steps: int = 600
-    batch_size: int = 128
+    steps: int = 300
+    batch_size: int = 256
     seed: int = 0
 
 

@@ -41,15 +41,11 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
 
-FILE_FORMAT = "ncl_multi.coder/2"
+FILE_FORMAT = "ncl_multi.coder/1"
 _DECODED = 20_000
 """Rows that the decoder is fitted on."""
 _KEPT = 4096
 """Rows that `partial_fit` keeps of all it has seen, to measure the codes on."""
-_LIFT = 0.15
-"""Queries are moved by this towards the mean row, as a share of how far rows are from it: they are
-less typical than what they look for, and what they lack of the mean would count against the rows
-that are most like it."""
 
 
 class Topic(NamedTuple):
@@ -80,8 +76,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             `4 * k`. Documents stay as small as `k`, and fuller queries find more.
         idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
         ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
-        start: Where dimensions start: on sparse `axes` of the embeddings, on their `clusters`, or
-            on `both`.
+        start: Where dimensions start: on sparse `axes` of the embeddings; on `clusters` of them,
+            for codes of a few entries; or on `both`.
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
@@ -118,9 +114,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         k_query: int | None = None,
         idf: bool = False,
         ks: Sequence[int] | None = None,
-        start: CoderStart = "both",
-        steps: int = 600,
-        batch_size: int = 128,
+        start: CoderStart = "axes",
+        steps: int = 300,
+        batch_size: int = 256,
         learning_rate: float = 2e-3,
         temperature: float = 0.1,
         imitation: float = 10.0,
@@ -243,7 +239,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             k = (self.k_query or 4 * self.k) if query else self.k
         k = min(_whole("k", k, 1), self.dims)
         shards = self._shards(X, 1 if other else 0)
-        served = self._served(other, query=query)
+        served = self._served(other)
         weights = torch.from_numpy(self.idf_) if query and self.idf else None
         bar = tqdm(total=len(shards), unit="row", disable=not self.verbose, desc="transform")
         with bar:
@@ -338,7 +334,6 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         check_is_fitted(self, "heads_")
         parts = {f"heads.{name}": part for name, part in self.heads_.state_dict().items()}
         parts |= {f"decoder.{name}": part for name, part in self._decoder.state().items()}
-        parts |= {f"centre.{side}": centre for side, centre in enumerate(self._centres)}
         parts["idf"] = torch.from_numpy(self.idf_)
         params = {name: _plain(value) for name, value in self.get_params().items()}
         if not isinstance(params["random_state"], int | None):
@@ -384,7 +379,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         number = ("F32",)
         expected = {
             "heads.*": Expected(number, (0, 1, 2)), "decoder.*": Expected(number, (1, 2)),
-            "idf": Expected(number), "centre.*": Expected(number),
+            "idf": Expected(number),
         }  # fmt: skip
         parts, _ = read_safetensors(
             folder / "coder.safetensors", expected, framework="pt", file_format=FILE_FORMAT
@@ -397,9 +392,6 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             else:
                 self._decoder = LinearDecoder.of_state(own, self.dims, self.n_features_in_)
         self.heads_.eval()
-        self._centres = [parts[f"centre.{side}"] for side in range(len(self.heads_))]
-        if [len(centre) for centre in self._centres] != [head.in_dim for head in self.heads_]:
-            raise ValueError("its centres must be as wide as its heads")
         self.idf_ = parts["idf"].numpy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -459,16 +451,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             )
         return shards
 
-    @torch.no_grad()
-    def _served(self, other: bool = False, *, query: bool = False) -> nn.Linear:
+    def _served(self, other: bool = False) -> nn.Module:
         """The linear map of a side, before ReLU."""
-        side = -1 if other else 0
-        served = self.heads_[side].fold()[0]
-        if query:
-            centre = self._centres[side]
-            away = (1 - centre.square().sum()).clamp_min(0).sqrt()
-            served.bias += _LIFT * away * (served.weight @ F.normalize(centre, dim=0))
-        return served
+        return self.heads_[-1 if other else 0].fold()[0]
 
     def _build_heads(self, widths: Sequence[int]) -> None:
         self.heads_: Any = nn.ModuleList(
@@ -490,7 +475,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             )
             if not self._started:
                 self._build_heads([side.shape[1] for side in sides])
-                self._centres = start_heads(self.heads_, data, self.start)
+                start_heads(self.heads_, data, self.start)
             self._train(data, seed, steps)
         self.n_rows_ = len(sides[0]) + (getattr(self, "n_rows_", 0) if steps is None else 0)
         self._measure(data, seed, keep=steps is None)

@@ -37,7 +37,7 @@ class Config:
     """Active entries of a code."""
     idf: bool = False
     """Weigh the entries of queries by how rare a dimension is."""
-    steps: int = 600
+    steps: int = 300
     """Training steps."""
     shown: int = 10_000
     """Most rows that are encoded for the page and the metrics, at even distances."""

@@ -249,16 +249,6 @@ def test_queries_are_fuller_and_explain_sums_to_the_score(fitted):
             assert math.fsum(part.share for part in parts) == pytest.approx(score, abs=1e-6)
 
 
-def test_queries_are_moved_towards_the_mean_row(fitted):
-    coder, x, _ = fitted
-    mean = x.mean(axis=0)
-    moved = x + 0.15 * np.sqrt(1 - mean @ mean) * mean / np.linalg.norm(mean)
-    with torch.no_grad():
-        whole = coder.heads_[0](torch.from_numpy(moved)).numpy()
-    expected = whole / np.linalg.norm(whole, axis=1, keepdims=True)
-    assert np.allclose(coder.transform(x, k=48, query=True).toarray(), expected, atol=1e-5)
-
-
 def test_rare_dimensions_weigh_more_in_queries(fitted):
     coder, x, _ = fitted
     active = np.bincount(coder.transform(x).indices, minlength=48)

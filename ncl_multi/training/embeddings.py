@@ -132,8 +132,8 @@ def read_examples(
     return Examples(rows, whole, near, same_rows(x), numbers)
 
 
-def start_heads(heads: Any, data: Examples, start: CoderStart) -> list[Tensor]:
-    """Let dimensions start on what the embeddings are made of; returns the mean row of each side.
+def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
+    """Let dimensions start on what the embeddings are made of; those of two sides on pairs.
 
     Clusters fire for rows of one kind, which is what few entries need. Axes, a dimension for either
     direction, hold what clusters leave out, which is what many entries add; with `both` they take
@@ -164,7 +164,6 @@ def start_heads(heads: Any, data: Examples, start: CoderStart) -> list[Tensor]:
         for head, mean in zip(heads, means, strict=True):
             # What all rows have in common says nothing about any of them.
             head.out.bias.copy_(-(head.out.weight @ mean))
-    return means
 
 
 class EmbeddingObjective(nn.Module):
@@ -220,7 +219,11 @@ class EmbeddingObjective(nn.Module):
             total = total + info_nce(query, zb, temperature=self.temperature, groups=groups)
             if self.imitation:
                 total = total + self.imitation * self._unlike((query, zb), h)
-        return total / 2, whole[0]
+        return total * self.weight(k) / 2, whole[0]
+
+    def weight(self, k: int) -> float:
+        """Weight of a step with so many entries: few have the most to learn. One on average."""
+        return len(self.ks) / k / sum(1 / other for other in self.ks)
 
     def _codes(self, h: Sequence[Tensor]) -> Sequence[Tensor]:
         noisy = [x + self.noise * torch.randn_like(x) / x.shape[1] ** 0.5 for x in h]
