@@ -1,10 +1,12 @@
-"""Which settings should `SparseCoder` have? Known-item search, without any label or judgement.
+"""Which settings should `SparseCoder` have? Search, without the collections that are reported.
 
-Each text is cut in two: its beginning searches, and what it should find is the rest. The coder is
-fitted on the rests only. The collections that are reported are never read.
+Each text is cut in two: its beginning searches, and the coder is fitted on the rests only. `item`:
+does it find its own rest? `topic`: does it find texts of its kind? The first rewards details, the
+second what texts have in common, as judges of relevance do.
 
-    docstrings   of NumPy, SciPy and scikit-learn: the first sentence finds the next 100 words
-    captions     of Flickr8k's training pictures (NCL_DATA): one caption finds the other four
+    docstrings   of NumPy, SciPy and scikit-learn: the first sentence, the next 100 words; a kind is
+                 a module
+    captions     of Flickr8k's training pictures (NCL_DATA): one caption, the other four; no kinds
 
 Usage:
     python evals/choose_coder.py
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tyro
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 COMPARED: tuple[dict[str, Any], ...] = (
     {},
     {"start": "clusters"},
+    {"start": "both"},
     {"imitation": 3.0},
     {"imitation": 30.0},
     {"temperature": 0.05},
@@ -37,7 +40,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"noise": 0.3},
     {"learning_rate": 1e-3},
     {"neighbours": 5},
-    {"steps": 100},
+    {"steps": 600},
     {"dims": 768},
 )
 """Changes to the defaults, each by itself."""
@@ -70,9 +73,17 @@ class Config:
     """File for the rows as JSON; none to print them only."""
 
 
-def docstrings() -> dict[str, str]:
-    """What the public functions and classes of three libraries say: first sentence and next 100 words."""
-    found: dict[str, str] = {}
+class Text(NamedTuple):
+    """A text cut in two, and what it is about, if that is known."""
+
+    query: str
+    document: str
+    kind: str | None
+
+
+def docstrings() -> list[Text]:
+    """Docstrings of public functions and classes: the first sentence, the next 100 words."""
+    found: dict[str, Text] = {}
     for module in map(import_module, MODULES):
         for name, thing in sorted(vars(module).items()):
             if name.startswith("_") or not callable(thing):
@@ -81,31 +92,41 @@ def docstrings() -> dict[str, str]:
             first, words = " ".join(first.split()), rest.split()[:100]
             # Compiled functions begin with their signature.
             if "(" not in first and len(first.split()) >= 4 and len(words) >= 20:
-                found.setdefault(first, " ".join(words))
-    return found
+                found.setdefault(first, Text(first, " ".join(words), module.__name__))
+    return list(found.values())
 
 
-def captions() -> dict[str, str]:
+def captions() -> list[Text]:
     """What people wrote of the training pictures of Flickr8k: a caption and the other four."""
     from ncl_multi.data import flickr8k
 
     of_pictures = flickr8k("train").captions
-    return {own[0]: " ".join(own[1:]) for own in of_pictures if len(own) > 1}
+    return [Text(own[0], " ".join(own[1:]), None) for own in of_pictures if len(own) > 1]
 
 
 def compare(
-    change: dict[str, Any], x: "np.ndarray", queries: "np.ndarray", cfg: Config
+    change: dict[str, Any],
+    x: "np.ndarray",
+    queries: "np.ndarray",
+    kinds: "np.ndarray | None",
+    cfg: Config,
 ) -> dict[str, float]:
-    """Figures of the defaults with a change, for each k with equal and with whole queries."""
+    """Figures of the defaults with a change, for each k with equal and with whole queries.
+
+    nDCG@10 as a share of the whole embeddings', and how many of their ten nearest are kept.
+    """
     import numpy as np
     import torch
-    from scipy.sparse import eye_array
+    from scipy.sparse import csr_array, eye_array
 
     import ncl_multi as ncl
     from ncl_multi.metrics import ndcg_at_k
 
-    right = eye_array(len(x), format="csr")
-    whole = ndcg_at_k(torch.from_numpy(queries), torch.from_numpy(x), right)
+    right = {"item": csr_array(eye_array(len(x), format="csr"))}
+    if kinds is not None:
+        right["topic"] = csr_array((kinds[:, None] == kinds).astype(float))
+    dense = torch.from_numpy(queries), torch.from_numpy(x)
+    whole = {name: ndcg_at_k(*dense, gains) for name, gains in right.items()}
     unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, x)]
     near = np.argsort(-(unit[0] @ unit[1].T), axis=1, kind="stable")[:, :10]
     figures: dict[str, list[float]] = {}
@@ -115,12 +136,12 @@ def compare(
         for k in cfg.k:
             codes = coder.transform(x, k=k)
             for name, entries in {"": k, "_whole_query": coder.dims}.items():
-                searching = coder.transform(queries, k=entries)
-                share = ndcg_at_k(searching, codes, right) / whole
-                figures.setdefault(f"share_{k}{name}", []).append(share)
-                figures.setdefault(f"kept_{k}{name}", []).append(
-                    kept_neighbours(near, searching, codes)
-                )
+                searching = coder.transform(queries, k=entries, query=True)
+                row = {"kept": kept_neighbours(near, searching, codes)}
+                for what, gains in right.items():
+                    row[what] = ndcg_at_k(searching, codes, gains) / whole[what]
+                for what, value in row.items():
+                    figures.setdefault(f"{what}_{k}{name}", []).append(value)
     return {name: round(mean(values), 4) for name, values in figures.items()}
 
 
@@ -144,16 +165,15 @@ def main(cfg: Config) -> None:
     asked = read_changes(cfg.change)
     rows = []
     for kind in cfg.texts:
-        texts = list({"docstrings": docstrings, "captions": captions}[kind]().items())
+        texts = {"docstrings": docstrings, "captions": captions}[kind]()
         chosen = np.linspace(0, len(texts) - 1, min(cfg.most, len(texts))).astype(int)
-        queries, x = (
-            embed_texts(
-                cfg.cache / f"{kind}_{cfg.most}_{side}.npy", [texts[row][side] for row in chosen]
-            )
-            for side in (0, 1)
-        )
+        queries, documents, kinds = zip(*(texts[row] for row in chosen), strict=True)
+        name = f"{kind}_{len(chosen)}"
+        x = embed_texts(cfg.cache / f"{name}.npy", list(documents))
+        q = embed_texts(cfg.cache / f"{name}_q.npy", list(queries))
+        labels = None if None in kinds else np.array(kinds)
         for change in (asked,) if asked else COMPARED:
-            figures = compare(change, x, queries, cfg)
+            figures = compare(change, x, q, labels, cfg)
             rows.append({"texts": kind, "change": change} | figures)
             print(json.dumps(rows[-1]), flush=True)
             if cfg.out is not None:

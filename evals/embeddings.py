@@ -44,7 +44,7 @@ class Config:
     k: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     """Numbers of active entries."""
     methods: tuple[str, ...] = ()
-    """Which competitors; none for all."""
+    """Only these, `ncl` and competitors; none for all."""
     dims: int = 2048
     """Width of sparse codes."""
     steps: int = 300
@@ -147,7 +147,6 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
     """One row for each method and k, one more for fuller queries, and one for the whole."""
     from baselines import DENSE, METHODS, Budget
 
-    import ncl_multi as ncl
     from ncl_multi.metrics import ndcg_at_k
 
     documents, queries, right, labels, judge = read(cfg)
@@ -155,29 +154,40 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"method": "whole", "k": documents.shape[1], "ndcg_at_10": whole, "share": 1.0}
     ]
+    budget = Budget(cfg.dims, cfg.steps, seed=cfg.seed)
+    methods = cfg.methods or ("ncl", *METHODS)
+    if "ncl" in methods:
+        rows += _of_ours(cfg, documents, queries, right, labels, judge)
+    for name in methods:
+        for k in cfg.k if name in METHODS else ():
+            rows.append(_of_method(name, k, budget, documents, queries, right, labels, judge))
+            print(json.dumps(rows[-1]), flush=True)
+    for row in rows[1:]:
+        row["share"] = row["ndcg_at_10"] / whole
+        row["bytes"] = row["k"] * (4 if row["method"] in DENSE else 6)
+    return rows
+
+
+def _of_ours(
+    cfg: Config, documents: "Tensor", queries: "Tensor", *judges: Any
+) -> list[dict[str, Any]]:
+    """One fit, and rows for queries of k entries, of four times as many, and whole ones."""
+    import ncl_multi as ncl
+
     started = time.perf_counter()
     coder = ncl.SparseCoder(
         cfg.dims, max(cfg.k), ks=[k for k in cfg.k if k >= 4] or None, steps=cfg.steps,
         random_state=cfg.seed,
     ).fit(documents)  # fmt: skip
     seconds = time.perf_counter() - started
+    rows = []
     for k in cfg.k:
         z = coder.transform(documents, k=k)
-        for method, entries in {
-            "ncl": k,
-            "ncl_query_4k": 4 * k,
-            "ncl_query_free": cfg.dims,
-        }.items():
-            found = measure(z, coder.transform(queries, k=entries), right, labels, judge)
-            rows.append({"method": method, "k": k} | found | {"fit_seconds": seconds})
-    budget = Budget(cfg.dims, cfg.steps, seed=cfg.seed)
-    for name in cfg.methods or METHODS:
-        for k in cfg.k:
-            rows.append(_of_method(name, k, budget, documents, queries, right, labels, judge))
-            print(json.dumps(rows[-1]), flush=True)
-    for row in rows[1:]:
-        row["share"] = row["ndcg_at_10"] / whole
-        row["bytes"] = row["k"] * (4 if row["method"] in DENSE else 6)
+        entries = {"ncl": k, "ncl_query_4k": 4 * k, "ncl_query_free": cfg.dims}
+        for method, of_query in entries.items():
+            zq = coder.transform(queries, k=of_query, query=True)
+            figures = measure(z, zq, *judges) | {"fit_seconds": seconds}
+            rows.append({"method": method, "k": k} | figures)
     return rows
 
 

@@ -19,12 +19,13 @@ from ncl_multi.codes.names import MIXED, name_dimensions
 from ncl_multi.codes.rebuild import LinearDecoder
 from ncl_multi.data.shards import Shards
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
-from ncl_multi.head import NonNegHead, Start
+from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
 from ncl_multi.model import load_as, write_config
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.embeddings import (
+    CoderStart,
     EmbeddingObjective,
     Examples,
     read_examples,
@@ -75,7 +76,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             `4 * k`. Documents stay as small as `k`, and fuller queries find more.
         idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
         ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
-        start: Where dimensions start: on sparse `axes` of the embeddings or on their `clusters`.
+        start: Where dimensions start: on sparse `axes` of the embeddings; on `clusters` of them,
+            for codes of a few entries; or on `both`.
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
@@ -112,7 +114,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         k_query: int | None = None,
         idf: bool = False,
         ks: Sequence[int] | None = None,
-        start: Start = "axes",
+        start: CoderStart = "axes",
         steps: int = 300,
         batch_size: int = 256,
         learning_rate: float = 2e-3,
@@ -237,7 +239,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             k = (self.k_query or 4 * self.k) if query else self.k
         k = min(_whole("k", k, 1), self.dims)
         shards = self._shards(X, 1 if other else 0)
-        served = self.heads_[-1 if other else 0].fold()[0]
+        served = self._served(other)
         weights = torch.from_numpy(self.idf_) if query and self.idf else None
         bar = tqdm(total=len(shards), unit="row", disable=not self.verbose, desc="transform")
         with bar:
@@ -424,8 +426,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
         for k in () if self.ks is None else self.ks:
             _whole("each of ks", k, 1)
-        if self.start not in ("axes", "clusters"):
-            raise ValueError(f"start must be one of axes, clusters; got {self.start!r}")
+        if self.start not in ("both", "axes", "clusters"):
+            raise ValueError(f"start must be one of both, axes, clusters; got {self.start!r}")
 
     @property
     def _started(self) -> bool:
@@ -448,6 +450,10 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 f"{self.heads_[side].in_dim} features as input"
             )
         return shards
+
+    def _served(self, other: bool = False) -> nn.Module:
+        """The linear map of a side, before ReLU."""
+        return self.heads_[-1 if other else 0].fold()[0]
 
     def _build_heads(self, widths: Sequence[int]) -> None:
         self.heads_: Any = nn.ModuleList(
@@ -502,10 +508,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         x = data.sides[0].numpy()
         if keep:
             x = self._kept = _reservoir(getattr(self, "_kept", x[:0]), x, self.n_rows_, seed)
-        codes = vstack(
-            [_codes(rows, self.heads_[0].fold()[0], None, int(self.k)) for rows in _pieces(x)]
-        )
-        codes = csr_array(codes)
+        served = self._served()
+        codes = csr_array(vstack([_codes(rows, served, None, int(self.k)) for rows in _pieces(x)]))
         if not keep:
             self._seen = (codes, data.numbers)
         active = np.bincount(codes.indices, minlength=self.dims)

@@ -189,11 +189,7 @@ class NonNegHead(nn.Module):
             return
         if way != "axes":
             raise ValueError(f"way must be one of axes, clusters; got {way!r}")
-        axes = sparse_axes(x)
-        strongest = F.normalize(x, dim=1).matmul(axes.T).square().mean(dim=0)
-        axes = axes[strongest.argsort(descending=True)]
-        both = torch.stack([axes, -axes], dim=1).flatten(0, 1)
-        self.start_at(both[: self.out_dim], plain=plain)
+        self.start_at(axes_both_ways(x)[: self.out_dim], plain=plain)
 
     @torch.no_grad()
     def start_at(self, directions: Float[Tensor, "m in_dim"], *, plain: bool = False) -> None:
@@ -303,6 +299,15 @@ def sparse_axes(x: Float[Tensor, "n d"], steps: int = 60) -> Float[Tensor, "d d"
         left, _, right = torch.linalg.svd((unit @ axes.T).pow(3).T @ unit)
         axes = left @ right
     return axes
+
+
+@torch.no_grad()
+def axes_both_ways(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
+    """`sparse_axes`, the strongest first, each followed by its opposite."""
+    axes = sparse_axes(x)
+    strongest = F.normalize(x, dim=1).matmul(axes.T).square().mean(dim=0)
+    axes = axes[strongest.argsort(descending=True)]
+    return torch.stack([axes, -axes], dim=1).flatten(0, 1)
 
 
 @torch.no_grad()

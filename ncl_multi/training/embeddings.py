@@ -1,7 +1,7 @@
 """Learning from embeddings only: which rows belong together, and the loss of a batch of them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -9,12 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncl_multi.head import Start, k_means, top_k
+from ncl_multi.head import axes_both_ways, k_means, top_k
 from ncl_multi.losses import imitation, info_nce
 from ncl_multi.training.neighbours import Neighbours
 
 Rows = Int[Tensor, " n"]
 Embeddings = Float[Tensor, "n width"]
+CoderStart = Literal["both", "axes", "clusters"]
 _STARTED_ON = 8192
 """Rows that the start of the dimensions is computed from."""
 
@@ -131,22 +132,32 @@ def read_examples(
     return Examples(rows, whole, near, same_rows(x), numbers)
 
 
-def start_heads(heads: Any, data: Examples, start: Start) -> None:
+def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
     """Let dimensions start on what the embeddings are made of; those of two sides on pairs.
 
-    Two heads start on the halves of clusters of partners side by side, so that from the first step
-    a dimension fires for the same things on both sides.
+    Clusters fire for rows of one kind, which is what few entries need. Axes, a dimension for either
+    direction, hold what clusters leave out, which is what many entries add; with `both` they take
+    at most half of the dimensions. Two heads start on the halves of clusters of partners side by
+    side, so that from the first step a dimension fires for the same things on both sides.
     """
     drawn = torch.from_numpy(_draw(len(data.rows), _STARTED_ON))
     sides = [
         unit_rows(side[rows[drawn]]) for side, rows in zip(data.sides, data.rows.T, strict=False)
     ][: len(heads)]
     means = [x.mean(dim=0) for x in sides]
+    around = [x - mean for x, mean in zip(sides, means, strict=True)]
+    dims = heads[0].out_dim
     if len(heads) == 1:
-        heads[0].start_on(sides[0] - means[0], start, plain=True)
+        axes = {"axes": dims, "clusters": 0}.get(start, min(2 * sides[0].shape[1], dims // 2))
+        directions = []
+        if axes < dims:
+            directions.append(k_means(F.normalize(around[0], dim=1), dims - axes))
+        if axes:
+            directions.append(axes_both_ways(around[0])[:axes])
+        heads[0].start_at(torch.cat([F.normalize(part, dim=1) for part in directions]), plain=True)
     else:
-        both = [F.normalize(x - mean, dim=1) for x, mean in zip(sides, means, strict=True)]
-        centres = k_means(torch.cat(both, dim=1), heads[0].out_dim)
+        both = [F.normalize(x, dim=1) for x in around]
+        centres = k_means(torch.cat(both, dim=1), dims)
         for head, part in zip(heads, centres.split([x.shape[1] for x in both], dim=1), strict=True):
             head.start_at(part, plain=True)
     with torch.no_grad():

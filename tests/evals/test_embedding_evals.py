@@ -74,8 +74,8 @@ def test_every_competitor_gives_codes_of_at_most_k_entries(here):
 def test_methods_are_compared_at_equal_entries(here):
     evals = script("evals/embeddings.py")
     cfg = evals["Config"](
-        here / "x.npy", labels=here / "labels.txt", k=(2, 4), methods=("pca", "k_means_soft"),
-        dims=24, steps=3,
+        here / "x.npy", labels=here / "labels.txt", k=(2, 4), dims=24, steps=3,
+        methods=("ncl", "pca", "k_means_soft"),
     )  # fmt: skip
     rows = {(row["method"], row["k"]): row for row in evals["compare"](cfg)}
     assert rows["whole", 12]["ndcg_at_10"] == pytest.approx(1)
@@ -94,10 +94,12 @@ def test_settings_are_chosen_by_texts_that_find_their_rest(here):
     evals = script("evals/choose_coder.py")
     x = np.load(here / "x.npy")
     cfg = evals["Config"](k=(2, 4))
-    row = evals["compare"]({"dims": 24, "steps": 3}, x, x, cfg)
-    measures = {f"{name}_{k}" for name in ("share", "kept") for k in (2, 4)}
+    row = evals["compare"]({"dims": 24, "steps": 3}, x, x, np.arange(120) % 5, cfg)
+    measures = {f"{name}_{k}" for name in ("item", "topic", "kept") for k in (2, 4)}
     assert set(row) == measures | {f"{name}_whole_query" for name in measures}
-    assert all(0 < value <= 1 for value in row.values())
+    assert all(0 < value < 1.5 for value in row.values())
+    without = evals["compare"]({"dims": 24, "steps": 3}, x, x, None, cfg)
+    assert set(row) - set(without) == {name for name in row if name.startswith("topic")}
     near = np.array([[0, 1]])
     codes = csr_array(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
     assert evals["kept_neighbours"](near, codes[[0]], codes) == 0.5
@@ -106,4 +108,6 @@ def test_settings_are_chosen_by_texts_that_find_their_rest(here):
 def test_docstrings_are_texts_to_choose_by():
     texts = script("evals/choose_coder.py")["docstrings"]()
     assert len(texts) > 500
-    assert all(len(first.split()) >= 4 <= len(rest.split()) <= 100 for first, rest in texts.items())
+    assert len({text.kind for text in texts}) > 10
+    assert all(len(text.query.split()) >= 4 for text in texts)
+    assert all(20 <= len(text.document.split()) <= 100 for text in texts)

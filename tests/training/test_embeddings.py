@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ncl_multi.data.shards import Shards
-from ncl_multi.head import NonNegHead, top_k
+from ncl_multi.head import NonNegHead, k_means, top_k
 from ncl_multi.losses import imitation, info_nce
 from ncl_multi.training.embeddings import (
     EmbeddingObjective,
@@ -111,3 +111,21 @@ def test_dimensions_start_on_what_rows_do_not_have_in_common():
     share = (head(F.normalize(common, dim=1)) > 0).float().mean(dim=0)
     assert share.min() > 0.1
     assert share.max() < 0.9
+
+
+@pytest.mark.parametrize("dims", [8, 40])
+def test_dimensions_start_on_clusters_and_on_axes_both_ways(dims):
+    x = rows(60)
+    data = read_examples([Shards(x.numpy())], None, None, neighbours=3, max_rows=99)
+    head = NonNegHead(6, dims, batch_norm=False)
+    torch.manual_seed(0)
+    start_heads([head], data, "both")
+    weight = head.out.weight.detach()
+    assert torch.allclose(weight.norm(dim=1), torch.ones(dims), atol=1e-5)
+    axes = weight[-min(12, dims // 2) :]
+    assert torch.allclose(axes[0::2], -axes[1::2], atol=1e-5)
+    unit = F.normalize(x, dim=1)
+    around = F.normalize(unit - unit.mean(dim=0), dim=1)
+    torch.manual_seed(0)
+    centres = F.normalize(k_means(around, dims - len(axes)), dim=1)
+    assert torch.allclose(weight[: -len(axes)], centres, atol=1e-5)
