@@ -29,7 +29,7 @@ from ncl_multi.adapters.graph.data import (
     load_graph,
     prepare,
 )
-from ncl_multi.adapters.graph.drawing import drawings
+from ncl_multi.adapters.graph.drawing import _spring, drawings
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
 from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
@@ -702,6 +702,10 @@ def test_a_drawing_has_the_strongest_nodes_and_the_links_between_them(graph):
     assert all(0 <= place <= 100 for place in first["x"] + first["y"])
     places = {*zip(first["x"], first["y"], strict=True)}
     assert len(places) == 8, "no node hides another"
+    crowd = [(a, b) for a in range(11) for b in range(a)]
+    places = _spring(12, np.array(crowd))  # The twelfth node has no links.
+    apart = np.linalg.norm(places[:, None] - places[None], axis=2)[~np.eye(12, dtype=bool)]
+    assert apart.min() > 0.25, "circles of radius .12 do not touch"
     assert drawings(z, graph.edge_index)[0]["classes"] == [-1] * 10
     assert drawings(torch.zeros(30, 4097), graph.edge_index) == []
 
