@@ -8,7 +8,7 @@ Example:
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -229,12 +229,15 @@ class NonNegGraph(
         objective.settle()
         return {"data": "graph", "nodes": nodes, "edges": edges}
 
-    def _optimizer(self, weights: list[nn.Parameter], config: Any) -> torch.optim.Optimizer:
+    def _optimizer(self, weights: Iterable[nn.Parameter], config: Any) -> torch.optim.Optimizer:
         """The head moves half as fast: it starts on clusters, and is read the better for it."""
         count = sum(weight.requires_grad for weight in self.encoder.parameters())
-        encoder = {"params": weights[:count]}
-        head = {"params": weights[count:], "lr_scale": _HEAD_RATE}
-        return torch.optim.Adam([encoder, head], config.lr, weight_decay=config.weight_decay)
+        every = list(weights)
+        groups: list[dict[str, Any]] = [
+            {"params": every[:count]},
+            {"params": every[count:], "lr_scale": _HEAD_RATE},
+        ]
+        return torch.optim.Adam(groups, config.lr, weight_decay=config.weight_decay)
 
     def _follow(self, settings: Settings, data: Data) -> None:
         """Build what was not given as the rule says for this graph."""
