@@ -29,7 +29,7 @@ from ncl_multi.adapters.graph.data import (
     load_graph,
     prepare,
 )
-from ncl_multi.adapters.graph.drawing import drawings
+from ncl_multi.adapters.graph.drawing import _spring, drawings
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
 from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
@@ -322,6 +322,18 @@ def test_the_head_waits_for_its_start_and_takes_part_in_every_step(graph):
     started = objective.model.head.out.weight.clone()
     objective.anneal(0.6)
     assert torch.equal(objective.model.head.out.weight, started), "it starts once"
+
+
+@pytest.mark.parametrize("encoder", ["gcn", "gat", OneLayer()])
+def test_the_head_moves_half_as_fast_as_the_encoder(graph, encoder):
+    model = NonNegGraph(16, in_dim=150, width=8, encoder=encoder)
+    config = GraphConfig().for_graph(30, graph.num_edges)
+    objective = GraphObjective(model, prepare(graph), config)
+    fast, slow = model._optimizer(list(objective.parameters()), config).param_groups
+    assert [id(p) for p in fast["params"]] == [id(p) for p in model.encoder.parameters()]
+    rest = [*model.head.parameters(), *objective.rebuild.parameters()]
+    assert {id(p) for p in slow["params"]} == {id(p) for p in rest}
+    assert (fast.get("lr_scale", 1.0), slow["lr_scale"]) == (1.0, 0.5)
 
 
 def test_cluster_cores_lie_where_rows_are_alike():
@@ -701,6 +713,10 @@ def test_a_drawing_has_the_strongest_nodes_and_the_links_between_them(graph):
     assert all(0 <= place <= 100 for place in first["x"] + first["y"])
     places = {*zip(first["x"], first["y"], strict=True)}
     assert len(places) == 8, "no node hides another"
+    crowd = [(a, b) for a in range(11) for b in range(a)]
+    places = _spring(12, np.array(crowd))  # The twelfth node has no links.
+    apart = np.linalg.norm(places[:, None] - places[None], axis=2)[~np.eye(12, dtype=bool)]
+    assert apart.min() > 0.25, "circles of radius .12 do not touch"
     assert drawings(z, graph.edge_index)[0]["classes"] == [-1] * 10
     assert drawings(torch.zeros(30, 4097), graph.edge_index) == []
 

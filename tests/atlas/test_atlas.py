@@ -472,6 +472,7 @@ def test_a_graphs_subgraph_is_on_its_card(browser, tmp_path):
     browser.open(write_atlas(tmp_path))
     drawn = "document.querySelector('.card .drawing')"
     browser.until(f"{drawn}.complete && {drawn}.naturalWidth > 0")
+    assert browser.run("document.getElementById('drawn').hidden") is False, "it is explained"
     browser.run("document.querySelector('.card .title').click()")
     browser.until("document.querySelector('#inside .drawing') !== null")
     assert browser.faults() == []

@@ -14,6 +14,8 @@ MOST = 4096
 _STEPS = 80
 _GAP = 0.5
 """How far apart linked nodes come to lie; the drawing is 2 wide."""
+_CIRCLE = 0.3
+"""How far apart two nodes must lie for their circles not to touch."""
 
 
 def drawings(
@@ -71,4 +73,13 @@ def _spring(nodes: int, links: Int[np.ndarray, "links 2"]) -> Float[np.ndarray, 
         moves = (between * force[..., None]).sum(axis=1) - 0.5 * places
         length = np.sqrt((moves**2).sum(axis=1, keepdims=True)) + 1e-9
         places = places + moves / length * np.minimum(length, 0.2 * (1 - step / _STEPS))
-    return places / max(1.0, float(np.abs(places).max(initial=0.0)))
+    # A crowd beside a node without links would be drawn on one spot: fill the width and the height,
+    # then push apart what still overlaps.
+    low, high = (side(places, axis=0, initial=0.0) for side in (np.min, np.max))
+    places = (2 * places - low - high) / np.maximum(high - low, 1.0)
+    for _ in range(_STEPS):
+        between = places[:, None] - places[None]
+        apart = np.sqrt((between**2).sum(axis=2)) + 1e-3
+        push = np.clip(_CIRCLE - apart, 0, None) / apart
+        places = np.clip(places + 0.3 * (between * push[..., None]).sum(axis=1), -1, 1)
+    return places

@@ -8,7 +8,7 @@ Example:
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ _EDGE_VALUES = {"gcn": "edge_weight", "gat": "edge_attr"}
 
 _DIMS, _WIDTH = 256, 128
 """Of a model that is made before it has seen a graph."""
+_HEAD_RATE = 0.5
+"""Share of the learning rate that the head has."""
 
 
 class NonNegGraph(
@@ -221,13 +223,21 @@ class NonNegGraph(
             objective,
             loader,
             config,
-            optimizer=lambda weights: torch.optim.Adam(
-                weights, config.lr, weight_decay=config.weight_decay
-            ),
+            optimizer=lambda weights: self._optimizer(weights, config),
             fingerprint=_fingerprint(data),
         )
         objective.settle()
         return {"data": "graph", "nodes": nodes, "edges": edges}
+
+    def _optimizer(self, weights: Iterable[nn.Parameter], config: Any) -> torch.optim.Optimizer:
+        """The head moves half as fast: it starts on clusters, and is read the better for it."""
+        count = sum(weight.requires_grad for weight in self.encoder.parameters())
+        every = list(weights)
+        groups: list[dict[str, Any]] = [
+            {"params": every[:count]},
+            {"params": every[count:], "lr_scale": _HEAD_RATE},
+        ]
+        return torch.optim.Adam(groups, config.lr, weight_decay=config.weight_decay)
 
     def _follow(self, settings: Settings, data: Data) -> None:
         """Build what was not given as the rule says for this graph."""
