@@ -61,8 +61,11 @@ def clearest(train: Features, test: Features, count: int, texts: int) -> list[di
 
 
 def main(cfg: Config) -> None:
-    files = [cfg.run / "features" / f"{split}_head.safetensors" for split in ("train", "test")]
-    rows = clearest(*map(Features.load, files), cfg.count, cfg.texts)
+    train, test = (
+        Features.load(cfg.run / "features" / f"{split}_head.safetensors")
+        for split in ("train", "test")
+    )
+    rows = clearest(train, test, cfg.count, cfg.texts)
     print("| name | holds for | strongest texts that were not trained on |\n|---|---|---|")
     for row in rows:
         shown = "; ".join(_short(text, cfg.width) for text in row["texts"])
