@@ -37,7 +37,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"imitation": 0.0, "correlation": 0.0},
     {"blended": 0.0},
     {"start_texts": "wordnet"},
-    {"dims": 672},
+    {"dims": 768},
     {"mined_negatives": True},
     {"correlation": 100.0},
     {"temperature": 0.2},
@@ -118,7 +118,7 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
     corpus, h, judged = prepared(cfg)
     centre, directions = start(cfg, setting.get("start_texts", "all"))
     torch.manual_seed(seed)
-    head = HeadOptions(setting.get("dims", 2 * h.shape[1]), batch_norm=False).build(h.shape[1])
+    head = HeadOptions(setting.get("dims", 7 * h.shape[1] // 4), batch_norm=False).build(h.shape[1])
     head.start_at(directions[: head.out_dim])
     head.centre_on(centre)
     if not untrained:

@@ -9,6 +9,7 @@ import torch
 from tiny_text import SENTENCES, tiny_bert, tiny_tokenizer
 
 import ncl_multi as ncl
+from ncl_multi.codes.features import Features
 from ncl_multi.data.retrieval import Retrieval
 
 EVALS = Path(__file__).parents[2] / "evals"
@@ -34,6 +35,19 @@ def test_every_setting_that_is_compared_can_be_set():
 
     known = {field.name for field in fields(SentenceConfig)} | {"dims", "start_texts"}
     assert all(set(setting) <= known for setting in script("choose_sentence")["COMPARED"])
+
+
+def test_the_clearest_dimensions_are_those_whose_names_hold_for_new_texts():
+    train = Features(torch.eye(2).repeat(20, 1), items=["a dog", "a cat"] * 20)
+    # The dimension of cats fires for other things, too.
+    new = Features(
+        torch.eye(2).repeat(10, 1),
+        y=torch.tensor([0, 1] * 10),
+        items=["the dog", "the cat"] * 5 + ["one dog", "one car"] * 5,
+    )
+    rows = script("clearest")["clearest"](train, new, count=2, texts=3)
+    assert [(row["name"], row["name_fit"]) for row in rows] == [("dog", 1.0), ("cat", 0.5)]
+    assert rows[0]["texts"] == ["the dog"] * 3
 
 
 @pytest.mark.filterwarnings("default")
