@@ -41,7 +41,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"image_size": 192},
     {"dims": 512, "k": 10},
 )
-"""Changes to the recipe, each by itself; the first is the former default."""
+"""Changes to the recipe, each by itself; the first is the default of the first version."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Config(ClipConfig):
     image_size: int | None = None
     """Side of the images in pixels; None for the tower's own."""
     # Width, k, start and spectral: the purest dimensions that retrieve as well as 102 active
-    # entries from a random start, chosen by evals/choose_clip.py on held-out training emoji.
+    # entries from a random start, on held-out training emoji (evals/choose_clip.py compares them).
     dims: int | None = None
     """Number of non-negative dimensions; None for 1,024, fewer for less than 4,096 images."""
     shared: bool = False

@@ -59,7 +59,7 @@ class Spectral(nn.Module):
 
 
 def _of_all_pairs(a: Batch, b: Batch) -> Scalar:
-    """The same for fewer rows than dimensions: products of all pairs are then fewer."""
+    """The same where rows are fewer than dimensions: n x n is then the smaller matrix."""
     products = a @ b.T
     n, matches = len(products), products.diagonal()
     negatives = products - matches.diag_embed()
