@@ -131,7 +131,7 @@ def compare(
     near = np.argsort(-(unit[0] @ unit[1].T), axis=1, kind="stable")[:, :10]
     figures: dict[str, list[float]] = {}
     for seed in cfg.seeds:
-        options = {"k": max(cfg.k), "ks": cfg.k, "random_state": seed} | change
+        options: dict[str, Any] = {"k": max(cfg.k), "ks": cfg.k, "random_state": seed} | change
         coder = ncl.SparseCoder(**options).fit(x)
         for k in cfg.k:
             codes = coder.transform(x, k=k)
