@@ -122,9 +122,9 @@ def read_examples(
         labels = np.asarray(groups)
         if labels.shape != (count,):
             raise ValueError(f"expected one group per row, {count}; got the shape {labels.shape}")
-        # None is nothing, and NaN is not equal to itself.
-        without = np.flatnonzero((labels != labels) | np.equal(labels, np.array(None)))
-        if len(without):
+        # NaN is not equal to itself.
+        without = [row for row, group in enumerate(labels.tolist()) if group is None or group != group]
+        if without:
             raise ValueError(f"every row needs a group; row {without[0]} has none")
         kinds = torch.from_numpy(np.unique(labels[numbers], return_inverse=True)[1])
         return Examples(rows, whole, None if partner else SameGroup(kinds), kinds, numbers)

@@ -80,7 +80,7 @@ def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> 
         everything = join({"train": rest, "test": shown})
         everything = everything.take(spread(len(everything), MOST_SHOWN))
         everything.save(out / "features" / "all_head.safetensors")
-    row = {}
+    row: dict[str, float] = {}
     for output in ("encoder", "head"):
         z_train, z_test = files["train", output].dense(), files["test", output].dense()
         row |= _known(z_train, train.y, z_test, test.y, output)
