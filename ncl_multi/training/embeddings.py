@@ -123,7 +123,9 @@ def read_examples(
         if labels.shape != (count,):
             raise ValueError(f"expected one group per row, {count}; got the shape {labels.shape}")
         # NaN is not equal to itself.
-        without = [row for row, group in enumerate(labels.tolist()) if group is None or group != group]
+        without = [
+            row for row, group in enumerate(labels.tolist()) if group is None or group != group
+        ]
         if without:
             raise ValueError(f"every row needs a group; row {without[0]} has none")
         kinds = torch.from_numpy(np.unique(labels[numbers], return_inverse=True)[1])
