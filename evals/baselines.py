@@ -1,4 +1,4 @@
-"""Competitors of `SparseCoder` at equal active entries: what else is short or sparse.
+"""Other short or sparse codes, compared with `SparseCoder` at equal active entries.
 
 Each takes embeddings to fit on and a number of entries k, and gives a function from embeddings to
 codes with at most k entries. `embed_texts` makes the embeddings.
@@ -127,13 +127,13 @@ METHODS: dict[str, Callable[..., Code]] = {
     "k_means_soft": soft_clusters, "csr": csr, "autoencoder": autoencoder,
 }  # fmt: skip
 DENSE = ("truncation", "pca")
-"""Methods whose dimensions are the same k for every row: four bytes an entry, not six."""
+"""Methods whose dimensions are the same k for every row: four bytes per entry, not six."""
 
 
 class TopKAutoencoder(nn.Module):
     """Gao et al. 2024, arXiv 2406.04093: a shared bias, tied start, unit atoms, an auxiliary loss.
 
-    The auxiliary term lets dimensions that are silent in a batch explain what the others leave.
+    The auxiliary term lets dimensions that are silent in a batch explain the remaining error.
     """
 
     def __init__(self, in_dim: int, dims: int, k: int):
@@ -153,13 +153,16 @@ class TopKAutoencoder(nn.Module):
         atoms = F.normalize(self.atoms, dim=1)
         whole = F.relu(self.encoder(h - self.bias))
         z = top_k(whole, self.k)
-        rest = h - self.bias - z @ atoms
+        residual = h - self.bias - z @ atoms
         silent = (z > 0).sum(dim=0) == 0
-        share = rest.square().sum() / (h - h.mean(dim=0)).square().sum()
+        share = residual.square().sum() / (h - h.mean(dim=0)).square().sum()
         if silent.any():
             count = min(2 * self.k, int(silent.sum()))
             spare = top_k(whole * silent, count) @ atoms
-            share = share + F.mse_loss(spare, rest.detach()) / rest.detach().square().mean() / 32
+            share = (
+                share
+                + F.mse_loss(spare, residual.detach()) / residual.detach().square().mean() / 32
+            )
         return share, z
 
 

@@ -61,16 +61,16 @@ class Config:
 
 
 def hold_out_last(train: "TowerFeatures", count: int = 1000) -> dict[str, "TowerFeatures"]:
-    """Training features without the last images, and those."""
+    """Training features without the last images, and those of the last images."""
     import torch
 
     rows = torch.arange(len(train))
-    rest = _keep(train, rows[:-count], "train")
-    return {"train": rest, "validation": _keep(train, rows[-count:], "validation")}
+    training = _keep(train, rows[:-count], "train")
+    return {"train": training, "validation": _keep(train, rows[-count:], "validation")}
 
 
 def hold_out(train: "TowerFeatures", vendor: str) -> dict[str, "TowerFeatures"]:
-    """Training features without a vendor and a fifth of the emoji, and those two."""
+    """Training features without a vendor and a fifth of the emoji, and these two as splits."""
     import torch
 
     groups = train.pairs.groups
@@ -80,9 +80,9 @@ def hold_out(train: "TowerFeatures", vendor: str) -> dict[str, "TowerFeatures"]:
     order = torch.randperm(int(groups.max()) + 1, generator=torch.Generator().manual_seed(7))
     unseen = order[groups] < len(order) // 5
     rows = {"train": ~style & ~unseen, "style": style & ~unseen, "unseen": ~style & unseen}
-    if any(not own.any() for own in rows.values()):
+    if any(not mask.any() for mask in rows.values()):
         raise ValueError(f"no training image is drawn by the vendor {vendor!r}")
-    return {split: _keep(train, own.nonzero()[:, 0], split) for split, own in rows.items()}
+    return {split: _keep(train, mask.nonzero()[:, 0], split) for split, mask in rows.items()}
 
 
 def _keep(features: "TowerFeatures", rows: Any, split: str) -> "TowerFeatures":
@@ -136,7 +136,7 @@ def train_heads(setting: dict[str, Any], train: "TowerFeatures", seed: int) -> "
 def compare(
     setting: dict[str, Any], splits: dict[str, "TowerFeatures"], seeds: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Figures of the held-out images, mean over seeds, and of each seed and the next."""
+    """Figures of the held-out images: means over seeds, and stability of consecutive seeds."""
     from ncl_multi.adapters.clip.report import both_ways, codes, whole_codes
     from ncl_multi.metrics import class_consistency, distinct, purity, stability
 
@@ -144,20 +144,20 @@ def compare(
     row: dict[str, float] = {}
     for split in [name for name in splits if name != "train"]:
         pairs = splits[split].pairs
-        z = [codes(own, splits[split]) for own in heads]
+        z = [codes(clip_heads, splits[split]) for clip_heads in heads]
         images = [z_image for z_image, _ in z]
         ways = {
-            "": [both_ways(*own, pairs.relevant()) for own in z],
+            "": [both_ways(*sides, pairs.relevant()) for sides in z],
             "whole_": [both_ways(*whole_codes(h, splits[split]), pairs.relevant()) for h in heads],
         }
-        for rows, found in ways.items():
+        for rows, by_seed in ways.items():
             for way in ("t2i_r_at_10", "i2t_r_at_10"):
-                row[f"{split}_{rows}{way}"] = mean(figures[way] for figures in found)
+                row[f"{split}_{rows}{way}"] = mean(figures[way] for figures in by_seed)
         if pairs.y is not None:
             y = pairs.y
-            row[f"{split}_purity"] = mean(purity(own, y) for own in images)
-            row[f"{split}_consistency"] = mean(class_consistency(own, y) for own in images)
-        row[f"{split}_distinct"] = mean(distinct(own) for own in images)
+            row[f"{split}_purity"] = mean(purity(z_image, y) for z_image in images)
+            row[f"{split}_consistency"] = mean(class_consistency(z_image, y) for z_image in images)
+        row[f"{split}_distinct"] = mean(distinct(z_image) for z_image in images)
         if len(images) > 1:
             row[f"{split}_stability"] = mean(stability(*two) for two in pairwise(images))
     return {name: round(value, 3) for name, value in row.items()}
@@ -171,10 +171,10 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import write_json
     from ncl_multi.training.config import read_changes
 
-    asked = read_changes(cfg.change)
+    requested = read_changes(cfg.change)
     rows = []
     pairs = read_pairs(cfg.data)["train"]
-    for change in (asked,) if asked else COMPARED:
+    for change in (requested,) if requested else COMPARED:
         setting = RECIPE | change
         towers = load_towers(DEMO, image_size=setting["image_size"])
         train = tower_features(towers, pairs, cache() / "clip")

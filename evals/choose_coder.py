@@ -43,14 +43,14 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"steps": 600},
     {"dims": 768},
 )
-"""Changes to the defaults, each by itself."""
+"""Changes to the defaults, one at a time."""
 MODULES = (
     "numpy", "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
     "scipy.optimize", "scipy.signal", "scipy.sparse", "scipy.spatial", "scipy.special",
     "scipy.stats", "sklearn.cluster", "sklearn.datasets", "sklearn.decomposition",
     "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "sklearn.preprocessing",
 )  # fmt: skip
-"""What docstrings are read from."""
+"""Libraries whose docstrings are read."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,25 @@ class Text(NamedTuple):
 
 def docstrings() -> list[Text]:
     """Docstrings of public functions and classes: the first sentence, the next 100 words."""
-    found: dict[str, Text] = {}
+    by_sentence: dict[str, Text] = {}
     for module in map(import_module, MODULES):
         for name, thing in sorted(vars(module).items()):
             if name.startswith("_") or not callable(thing):
                 continue
-            first, _, rest = (inspect.getdoc(thing) or "").partition("\n\n")
-            first, words = " ".join(first.split()), rest.split()[:100]
+            first, _, body = (inspect.getdoc(thing) or "").partition("\n\n")
+            first, words = " ".join(first.split()), body.split()[:100]
             # Compiled functions begin with their signature.
             if "(" not in first and len(first.split()) >= 4 and len(words) >= 20:
-                found.setdefault(first, Text(first, " ".join(words), module.__name__))
-    return list(found.values())
+                by_sentence.setdefault(first, Text(first, " ".join(words), module.__name__))
+    return list(by_sentence.values())
 
 
 def captions() -> list[Text]:
-    """What people wrote of the training pictures of Flickr8k: a caption and the other four."""
+    """Captions of the training pictures of Flickr8k: the first, and the other four."""
     from ncl_multi.data import flickr8k
 
     of_pictures = flickr8k("train").captions
-    return [Text(own[0], " ".join(own[1:]), None) for own in of_pictures if len(own) > 1]
+    return [Text(texts[0], " ".join(texts[1:]), None) for texts in of_pictures if len(texts) > 1]
 
 
 def compare(
@@ -127,7 +127,7 @@ def compare(
         right["topic"] = csr_array((kinds[:, None] == kinds).astype(float))
     dense = torch.from_numpy(queries), torch.from_numpy(x)
     whole = {name: ndcg_at_k(*dense, gains) for name, gains in right.items()}
-    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, x)]
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, x)]
     near = np.argsort(-(unit[0] @ unit[1].T), axis=1, kind="stable")[:, :10]
     figures: dict[str, list[float]] = {}
     for seed in cfg.seeds:
@@ -146,12 +146,12 @@ def compare(
 
 
 def kept_neighbours(near: "np.ndarray", queries: Any, items: Any) -> float:
-    """Share of these rows, for each query, that are among as many nearest by codes."""
+    """Mean share of a query's nearest rows that are also nearest by codes."""
     import numpy as np
 
     scores = (queries @ items.T).toarray()
-    found = np.argsort(-scores, axis=1, kind="stable")[:, : near.shape[1]]
-    pairs = zip(near, found, strict=True)
+    nearest_by_codes = np.argsort(-scores, axis=1, kind="stable")[:, : near.shape[1]]
+    pairs = zip(near, nearest_by_codes, strict=True)
     return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in pairs]))
 
 
@@ -162,7 +162,7 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import write_json
     from ncl_multi.training.config import read_changes
 
-    asked = read_changes(cfg.change)
+    requested = read_changes(cfg.change)
     rows = []
     for kind in cfg.texts:
         texts = {"docstrings": docstrings, "captions": captions}[kind]()
@@ -172,7 +172,7 @@ def main(cfg: Config) -> None:
         x = embed_texts(cfg.cache / f"{name}.npy", list(documents))
         q = embed_texts(cfg.cache / f"{name}_q.npy", list(queries))
         labels = None if None in kinds else np.array(kinds)
-        for change in (asked,) if asked else COMPARED:
+        for change in (requested,) if requested else COMPARED:
             figures = compare(change, x, q, labels, cfg)
             rows.append({"texts": kind, "change": change} | figures)
             print(json.dumps(rows[-1]), flush=True)

@@ -31,7 +31,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"adaptive": True},
     {"half_hop": 0.5},
 )
-"""Changes to the rule, each by itself."""
+"""Changes to the rule, one at a time."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str
     )
 
     of_model = ("dims", "width", "k", "density", "activation", "encoder")
-    made = {name: change[name] for name in change if name in of_model}
-    told = {name: change[name] for name in change if name not in made}
-    model = ncl.NonNegGraph(seed=seed, **made).fit(data, seed=seed, **told)
+    model_options = {name: change[name] for name in change if name in of_model}
+    training_options = {name: change[name] for name in change if name not in model_options}
+    model = ncl.NonNegGraph(seed=seed, **model_options).fit(data, seed=seed, **training_options)
     train, other, _ = random_split(data.y, seed)
-    # The classifier's test nodes are the validation nodes: no other label is known to it.
+    # The classifier is tested on the validation nodes: it sees no other label.
     ways = [Split(train, other, other), Split(other, train, train)]
     rows = torch.cat([train, other])
     labels = torch.full_like(data.y, -1).index_copy(0, rows, data.y[rows])
@@ -99,11 +99,11 @@ def main(cfg: Config) -> None:
     from ncl_multi.report import write_json
     from ncl_multi.training.config import read_changes
 
-    asked = read_changes(cfg.change)
+    requested = read_changes(cfg.change)
     rows = []
     for graph in cfg.graphs:
         data = prepare(load_graph(graph))
-        for change in (asked,) if asked else COMPARED:
+        for change in (requested,) if requested else COMPARED:
             rows.append(compare(graph, data, change, cfg.seeds))
             print(json.dumps(rows[-1]), flush=True)
             if cfg.out is not None:

@@ -111,8 +111,8 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
     from ncl_multi.training.batches import Rows
     from ncl_multi.training.fit import fit
 
-    known = {field.name for field in fields(SentenceConfig)}
-    trained = {name: value for name, value in setting.items() if name in known}
+    config_fields = {field.name for field in fields(SentenceConfig)}
+    trained = {name: value for name, value in setting.items() if name in config_fields}
     untrained = trained.get("steps") == 0
     config = replace(SentenceConfig(), seed=seed, device="cpu", **({} if untrained else trained))
     corpus, h, judged = prepared(cfg)
@@ -135,13 +135,13 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
     _, documents, _ = judged.searched["cisi"]
     measured |= {f"cisi_neighbours@{k}": kept_neighbours(documents, head, k) for k in ACTIVE}
     whole = rows[64]["test"]["cisi_ndcg_at_10_whole_query"] / dense
-    # The same weight for each of the four.
+    # Equal weight for the four sets.
     score = mean(measured.values())
     return measured | {"cisi_whole_query@64": whole, "score": score, "alive": alive(head.fold()(h))}
 
 
 def kept_neighbours(documents: Any, head: Any, k: int) -> float:
-    """Share of the ten nearest documents of each document that are still among the ten nearest."""
+    """Share of each document's ten nearest documents that are also nearest by codes."""
     import torch
     from torch.nn.functional import normalize
 
@@ -152,8 +152,8 @@ def kept_neighbours(documents: Any, head: Any, k: int) -> float:
         return cosines.fill_diagonal_(-2).topk(10).indices
 
     with torch.no_grad():
-        before, after = nearest(documents), nearest(top_k(head.fold()(documents), k))
-    return float((before[:, :, None] == after[:, None]).any(dim=2).float().mean())
+        dense, coded = nearest(documents), nearest(top_k(head.fold()(documents), k))
+    return float((dense[:, :, None] == coded[:, None]).any(dim=2).float().mean())
 
 
 def main(cfg: Config) -> None:

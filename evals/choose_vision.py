@@ -1,4 +1,4 @@
-"""Which settings should the vision recipe have? Compared on training pictures held out.
+"""Which settings should the vision recipe have? Compared on held-out training pictures.
 
 Models train on the first pictures of the train split. Probes learn from the first 10,000, and are
 measured, as is all else, on its last 10,000, which no model trains on; the test split is not read.
@@ -30,7 +30,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"dims": 256},
     {"spectral": 1.0},
 )
-"""Changes to the defaults of the recipe, each by itself."""
+"""Changes to the defaults of the recipe, one at a time."""
 HELD_OUT = 10_000
 
 
@@ -41,9 +41,9 @@ class Config:
     change: tuple[str, ...] = ()
     """Compare only these, together: names and values in JSON (`lr=0.004`); none is `COMPARED`."""
     models: tuple[Literal["ncl", "twin"], ...] = ("ncl", "twin")
-    """Which of the two to train."""
+    """Models to train."""
     seeds: tuple[int, ...] = (0,)
-    """The mean over these is printed."""
+    """Figures are means over these."""
     out: Path | None = None
     """File for the rows as JSON; none to print them only."""
 
@@ -57,20 +57,22 @@ def figures(change: dict[str, Any], kind: str, seed: int) -> dict[str, float]:
     from ncl_multi.metrics import class_consistency, linear_probe, purity, sparsity
 
     of_model = ("dims", "hidden_dim", "density", "k", "activation", "batch_norm")
-    made = {name: change[name] for name in change if name in of_model}
-    told = {name: change[name] for name in change if name not in (*made, "images")}
+    model_options = {name: change[name] for name in change if name in of_model}
+    training_options = {
+        name: change[name] for name in change if name not in (*model_options, "images")
+    }
     pictures = data.cifar10("train")
     train, held = pictures.first(change.get("images", 10_000)), pictures.images[-HELD_OUT:]
-    model = ncl.NonNegVision("resnet-small", seed=seed, **made)
+    model = ncl.NonNegVision("resnet-small", seed=seed, **model_options)
     model = model.signed_twin() if kind == "twin" else model
     start = time.process_time()
-    model.fit(train, seed=seed, **told)
+    model.fit(train, seed=seed, **training_options)
     seconds = time.process_time() - start
-    known, y = pictures.first(10_000), pictures.y[-HELD_OUT:]
+    labelled, y = pictures.first(10_000), pictures.y[-HELD_OUT:]
     z = model.encode(held, dense=True)
     return {
         "cpu_seconds": seconds,
-        "probe_encoder": linear_probe(model.embed(known), known.y, model.embed(held), y),
+        "probe_encoder": linear_probe(model.embed(labelled), labelled.y, model.embed(held), y),
         "purity_at_10": purity(z, y),
         "class_consistency": class_consistency(z, y),
         "sparsity": sparsity(z),
@@ -80,12 +82,14 @@ def figures(change: dict[str, Any], kind: str, seed: int) -> dict[str, float]:
 def main(cfg: Config) -> None:
     from ncl_multi.report import write_json
 
-    asked = {name: json.loads(value) for name, _, value in (c.partition("=") for c in cfg.change)}
+    requested = {
+        name: json.loads(value) for name, _, value in (c.partition("=") for c in cfg.change)
+    }
     rows = []
-    for change in (asked,) if asked else COMPARED:
+    for change in (requested,) if requested else COMPARED:
         for kind in cfg.models:
-            found = [figures(change, kind, seed) for seed in cfg.seeds]
-            means = {name: round(mean(row[name] for row in found), 4) for name in found[0]}
+            by_seed = [figures(change, kind, seed) for seed in cfg.seeds]
+            means = {name: round(mean(row[name] for row in by_seed), 4) for name in by_seed[0]}
             rows.append({"model": kind, "change": change} | means)
             print(json.dumps(rows[-1]), flush=True)
             if cfg.out is not None:

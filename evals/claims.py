@@ -6,8 +6,8 @@ Usage:
     python evals/claims.py --preset paper       # the paper's CIFAR-10 settings, for a GPU
     python evals/claims.py --preset small --minutes 60 --only contrastive
 
-Each part's figures are kept in `<out>/parts`; the same command resumes. Parts of other settings or
-versions are refused. On a CPU several parts run side by side, a core each, and what they say is in
+The figures of each part are saved in `<out>/parts`; the same command resumes. Parts of other
+settings or versions are refused. On a CPU several parts run in parallel, one per core, and log to
 `<out>/parts/*.log`. The twin is the same model with signed features, trained with the same seeds
 and budget.
 
@@ -52,7 +52,7 @@ class Config:
     only: str = ""
     """Run only the parts whose name starts with this."""
     minutes: float | None = None
-    """Start no further part after so many minutes."""
+    """Do not start further parts after this many minutes."""
     curves: bool = False
     """Also train with other temperatures and projector widths."""
     seeds: tuple[int, ...] | None = None
@@ -60,7 +60,7 @@ class Config:
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
     jobs: int | None = None
-    """Parts that run side by side; None for one per core, and one where there is a GPU."""
+    """Parts that run in parallel; None for one per core, or one if there is a GPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of training."""
     results: Path = Path(__file__).parent / "results"
@@ -115,9 +115,9 @@ PRESETS = {"quick": QUICK, "small": SMALL, "paper": Preset()}
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, the measure that tests it and what would be enough.
+    """A claim of the paper, the measure that tests it and the goal.
 
-    Of NCL's figure less its twin's, or of NCL's figure alone where `paired` is not set.
+    Goals are for the difference of NCL and its twin, or for NCL only if `paired` is false.
     """
 
     says: str
@@ -178,7 +178,7 @@ FOLLOW_UPS = (
 
 
 class Parts:
-    """The trainings and what was measured on them, each kept in its own file."""
+    """The trainings and their figures, each saved in a separate file."""
 
     def __init__(self, cfg: Config):
         self.cfg = cfg
@@ -198,7 +198,7 @@ class Parts:
         return train.first(p.images), test.first(p.test_images)
 
     def all(self) -> dict[str, Callable[[], Row]]:
-        """Names and functions, a seed after the other, so that a stopped run has whole seeds."""
+        """Names and functions, ordered by seed, so that an interrupted run has complete seeds."""
         changed = [f"{kind}+{c}" for c in ("batch_norm", "bias", "scale") for kind in BOTH]
         curves = [f"{kind}+{name}={x}" for name, xs in CURVES.items() for x in xs for kind in BOTH]
         parts: dict[str, Callable[[], Row]] = {}
@@ -215,11 +215,11 @@ class Parts:
                 for variant in variants:
                     name = f"{measure.__name__} {variant} {seed}"
                     parts[name] = partial(measure, variant, seed)
-        return {name: part for name, part in parts.items() if name.startswith(self.cfg.only)}
+        return {name: run for name, run in parts.items() if name.startswith(self.cfg.only)}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What figures depend on; those measured with other settings are not mixed in."""
+        """Settings and versions that figures depend on; others are refused."""
         import dataclasses
         from importlib.metadata import version
 
@@ -238,7 +238,7 @@ class Parts:
         """File of a part's figures."""
         return self.out / "parts" / f"{name.replace(' ', '_')}.json"
 
-    def kept(self, name: str, part: Callable[[], Row]) -> Row:
+    def cached(self, name: str, run: Callable[[], Row]) -> Row:
         """The part's figures, from its file if the same settings and versions wrote one."""
         import json
 
@@ -254,7 +254,7 @@ class Parts:
                         f"{value}; choose another --out, or delete the folder"
                     )
             return {measure: _unpacked(value) for measure, value in stored["figures"].items()}
-        figures = part()
+        figures = run()
         packed = {measure: _packed(value) for measure, value in figures.items()}
         write_json(path, self.settings | {"commit": _commit(), "figures": packed})
         return figures
@@ -281,7 +281,7 @@ class Parts:
         return NonNegVision(p.model, activation=activation, batch_norm=False, seed=seed, **sizes)
 
     def contrastive(self, variant: str, seed: int) -> Row:
-        """SimCLR with this activation, and everything that is asked of its features.
+        """SimCLR with this activation, and all measures of its features.
 
         A variant may have a change, `relu+temperature=0.1`, and `untrained` is the network before
         its first step.
@@ -292,32 +292,32 @@ class Parts:
             fine_tuned_hits,
         )
         from ncl_multi.codes.features import Features
-        from ncl_multi.metrics import LinearProbe, readability
+        from ncl_multi.metrics import LinearProbe, activity_figures
 
         p, name = self.preset, f"{variant}_{seed}"
         train, test = self.pictures
         activation, _, change = variant.partition("+")
         setting, _, value = change.partition("=")
         width = {"hidden_dim": int(value)} if setting == "hidden_dim" else {}
-        told = {"temperature": float(value)} if setting == "temperature" else {}
+        options = {"temperature": float(value)} if setting == "temperature" else {}
         model = self.model("none" if activation == "untrained" else activation, seed, **width)
         if activation == "untrained":
             h, test_h = (model.embed(images.images) for images in (train, test))
             return {"probe": _hits(LinearProbe.fit(h, train.y), test_h, test.y)}
-        model.fit(train, self.plan(name, seed, **told))
-        (h, z), (test_h, test_z) = (both_outputs(model, own).values() for own in (train, test))
+        model.fit(train, self.plan(name, seed, **options))
+        (h, z), (test_h, test_z) = (both_outputs(model, data).values() for data in (train, test))
         about = {"model": p.model, "data": self.cfg.data, "seed": seed, "activation": activation}
         about |= {"output": "head", "normalised": False, "classes": test.classes}
         for split, codes, y in (("train", z, train.y), ("test", test_z, test.y)):
             where = self.out / "features" / name / f"{split}_head.safetensors"
             Features(codes, y, about=about | {"split": split}).save(where)
         probe = LinearProbe.fit(h, train.y)
-        row: Row = readability(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
+        row: Row = activity_figures(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
         if variant in BOTH:
             worse = corrupted_hits(model, probe, test)
             row |= {f"corrupted {kind}": hits.double().numpy() for kind, hits in worse.items()}
             row["corrupted"] = np.mean([row[f"corrupted {kind}"] for kind in worse], axis=0)
-            row |= _own(test_z) | _quarter(z, train.y, test_z, test.y, seed)
+            row |= _sepin_scores(test_z) | _quarter(z, train.y, test_z, test.y, seed)
             row |= _hard_labels(z, train.y, test_z, test.y, seed)
             fine_tuned = fine_tuned_hits(model, train, test, epochs=p.labelled_epochs, seed=seed)
             row["fine_tuned"] = fine_tuned.double().numpy()
@@ -361,12 +361,12 @@ class Parts:
         from ncl_multi.data.sprites import FACTORS, draw, sprites
         from ncl_multi.metrics import dci, mig, sap
 
-        p, many, size, pairs = self.preset, torch.tensor(list(FACTORS.values())), 24, 64
+        p, sizes, size, pairs = self.preset, torch.tensor(list(FACTORS.values())), 24, 64
 
         def step(model, _):
-            a = (torch.rand(pairs, len(many)) * many).long()
-            other = (torch.rand(pairs, len(many)) * many).long()
-            changed = torch.nn.functional.one_hot(torch.randint(len(many), (pairs,)), len(many))
+            a = (torch.rand(pairs, len(sizes)) * sizes).long()
+            other = (torch.rand(pairs, len(sizes)) * sizes).long()
+            changed = torch.nn.functional.one_hot(torch.randint(len(sizes), (pairs,)), len(sizes))
             pair = draw(torch.cat([a, torch.where(changed == 1, other, a)]), size)
             device = next(model.parameters()).device
             z = model(pair.to(device).expand(-1, 3, -1, -1).float() / 255)
@@ -386,11 +386,11 @@ class Parts:
 
 
 def _hits(probe: Any, z: Any, y: Any) -> np.ndarray:
-    """One for every row whose class the probe gets right."""
+    """1 for every row that the probe classifies correctly."""
     return (probe.predict(z).cpu() == y).double().numpy()
 
 
-def _own(z: Any) -> Row:
+def _sepin_scores(z: Any) -> Row:
     """SEPIN in both conventions."""
     from ncl_multi.metrics import sepin
 
@@ -411,26 +411,27 @@ def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
     # Ranked on train rows, before anything is fitted.
     activation = normalize(z, dim=1).relu().mean(0).argsort(descending=True)
     chance = torch.randperm(z.shape[1], generator=torch.Generator().manual_seed(seed))
-    kept = {"all": torch.arange(z.shape[1])}
-    kept |= {"best": activation[: z.shape[1] // 4], "random": chance[: z.shape[1] // 4]}
+    indices = {"all": torch.arange(z.shape[1])}
+    indices |= {"best": activation[: z.shape[1] // 4], "random": chance[: z.shape[1] // 4]}
     hits = {
-        name: _hits(LinearProbe.fit(z[:, i], y), test_z[:, i], test_y) for name, i in kept.items()
+        name: _hits(LinearProbe.fit(z[:, i], y), test_z[:, i], test_y)
+        for name, i in indices.items()
     }
-    found = {
-        name: mean_average_precision(test_z[:, kept[name]], None, test_y)
+    precision = {
+        name: mean_average_precision(test_z[:, indices[name]], None, test_y)
         for name in ("all", "best")
     }
     return {
         "head_probe": hits["all"],
-        "head_map": found["all"],
+        "head_map": precision["all"],
         "probe_change": hits["best"] - hits["all"],
         "random_change": hits["random"] - hits["all"],
-        "map_change": found["best"] - found["all"],
+        "map_change": precision["best"] - precision["all"],
     }
 
 
 def _hard_labels(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
-    """Probes of the head's output that learn from wrong labels, and from a few right ones."""
+    """Probes of the head's output with wrong labels, and with few labels."""
     import torch
 
     from ncl_multi.data.corrupt import wrong_labels
@@ -446,7 +447,7 @@ def _hard_labels(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
 
 
 def _classifier(dims: int, classes: int, change: str) -> Any:
-    """Class weights; with a bias, or for codes of unit length with a scale that is learnt."""
+    """Class weights; with a bias, or for unit codes with a learnt scale."""
     import torch
     from torch.nn import functional as F
 
@@ -479,7 +480,7 @@ def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
 
 
 def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
-    """Stability of each seed's dimensions against the next seed's, of both models, as parts.
+    """Stability of each seed's dimensions against the next seed's, for both models.
 
     Each seed is in two pairs, so the pairs depend on each other and their interval is too narrow.
     """
@@ -491,13 +492,13 @@ def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
         files = [out / "features" / f"{kind}_{seed}" / "test_head.safetensors" for seed in seeds]
         if all(file.exists() for file in files):
             z = [Features.load(file).z for file in files]
-            for seed, ours, theirs in zip(seeds, z, [*z[1:], z[0]], strict=True):
-                rows[f"stability {kind} {seed}"] = {"stability": stability(ours, theirs)}
+            for seed, current, following in zip(seeds, z, [*z[1:], z[0]], strict=True):
+                rows[f"stability {kind} {seed}"] = {"stability": stability(current, following)}
     return rows
 
 
 def verdict(interval: Any, goal: float, *, lower: bool, seeds: int) -> str:
-    """Held or not if the whole interval says so; else, or with too few seeds, not decided."""
+    """Held or not held if the whole interval agrees; otherwise, or with few seeds, not decided."""
     if seeds < SEEDS_FOR_A_VERDICT:
         return f"not decided ({seeds} seeds)"
     low, high = (interval.low - goal, interval.high - goal)
@@ -507,19 +508,19 @@ def verdict(interval: Any, goal: float, *, lower: bool, seeds: int) -> str:
 
 
 def judged(figures: Mapping[str, Row], seeds: Sequence[int]) -> dict[str, dict[str, str]]:
-    """The table: one row per claim whose parts are all there."""
+    """The table: one row per claim whose parts are all measured."""
 
     def values(variant: str, measure: str) -> np.ndarray | None:
-        """A row per seed, with a column per test picture if there are; None if a seed lacks."""
+        """One row per seed, perhaps with a column per test picture; None if a seed is missing."""
         rows = [row for name, row in figures.items() if name.split()[1] == variant]
-        found = [row[measure] for row in rows if measure in row]
-        return np.array(found) if len(found) == len(seeds) else None
+        measured = [row[measure] for row in rows if measure in row]
+        return np.array(measured) if len(measured) == len(seeds) else None
 
-    def row(claim: Claim, twin: np.ndarray | None, ncl: np.ndarray, shown: str = "") -> dict:
+    def row(claim: Claim, twin: np.ndarray | None, ncl: np.ndarray, twin_cell: str = "") -> dict:
         tested = ncl - twin if claim.paired and twin is not None else ncl
         cells = {
             "paper, twin -> NCL": claim.paper,
-            "twin": shown or ("" if twin is None else _spread(twin, claim.unit)),
+            "twin": twin_cell or ("" if twin is None else _spread(twin, claim.unit)),
             "NCL": _spread(ncl, claim.unit),
             "95 % interval": "",
             "held if": claim.held_if,
@@ -539,19 +540,19 @@ def judged(figures: Mapping[str, Row], seeds: Sequence[int]) -> dict[str, dict[s
         if ncl is not None and (twin is not None or not claim.paired):
             table[claim.says] = row(claim, twin, ncl)
     probes = {kind: values(kind, "probe") for kind in (*NONNEGATIVE, *SIGNED)}
-    known = {kind: probe for kind, probe in probes.items() if probe is not None}
-    if len(known) == len(probes):
-        # Against the best of the others, and the worst of ours against the best of the signed.
-        means = {kind: probe.mean() for kind, probe in known.items()}
+    complete = {kind: probe for kind, probe in probes.items() if probe is not None}
+    if len(complete) == len(probes):
+        # ReLU against the best of the others, the worst non-negative one against the best signed.
+        means = {kind: probe.mean() for kind, probe in complete.items()}
         rival = max(NONNEGATIVE[1:], key=means.__getitem__)
         worst = min(NONNEGATIVE, key=means.__getitem__)
         signed = max(SIGNED, key=means.__getitem__)
-        others = ", ".join(f"{kind} {_spread(known[kind])}" for kind in NONNEGATIVE[1:])
+        others = ", ".join(f"{kind} {_spread(complete[kind])}" for kind in NONNEGATIVE[1:])
         claim = Claim("ReLU best of the non-negative activations: probe", "best", "probe")
-        table[claim.says] = row(claim, known[rival], known["relu"], others)
-        others = ", ".join(f"{kind} {_spread(known[kind])}" for kind in SIGNED)
+        table[claim.says] = row(claim, complete[rival], complete["relu"], others)
+        others = ", ".join(f"{kind} {_spread(complete[kind])}" for kind in SIGNED)
         claim = Claim("Leaky ReLU and GELU worst: probe", "far worse", "probe")
-        table[claim.says] = row(claim, known[signed], known[worst], others)
+        table[claim.says] = row(claim, complete[signed], complete[worst], others)
     return table
 
 
@@ -564,13 +565,13 @@ def curves_of(figures: Mapping[str, Row]) -> dict[str, dict[str, str]]:
                 variant = f"{kind}+{setting}={x}"
                 rows = [row for name, row in figures.items() if name.split()[1] == variant]
                 for measure in ("probe", "class_consistency", "sparsity") if rows else ():
-                    shown = _spread(np.array([np.mean(row[measure]) for row in rows]))
-                    table.setdefault(f"{setting} {x}", {})[f"{measure}, {model}"] = shown
+                    cell = _spread(np.array([np.mean(row[measure]) for row in rows]))
+                    table.setdefault(f"{setting} {x}", {})[f"{measure}, {model}"] = cell
     return table
 
 
 def draw(path: Path, figures: Mapping[str, Row]) -> None:
-    """Activations by what they cost and give, and SEPIN of twin and NCL."""
+    """Plot the linear probe against sparsity and consistency, and SEPIN of twin and NCL."""
     from matplotlib.figure import Figure
 
     from ncl_multi.files import atomic
@@ -609,7 +610,7 @@ def draw(path: Path, figures: Mapping[str, Row]) -> None:
 
 
 def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
-    """Name and figures of every part, those of several jobs as they come; None if out of time."""
+    """Name and figures of every part, as they finish; None if out of time."""
     import time
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
@@ -622,9 +623,9 @@ def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
     on_cpu = parts.cfg.device == "cpu" or not torch.accelerator.is_available()
     jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
     if jobs == 1 or not names:
-        for name, part in parts.all().items():
+        for name, run in parts.all().items():
             due = time.time() < end or parts.path(name).exists()
-            yield name, parts.kept(name, part) if due else None
+            yield name, parts.cached(name, run) if due else None
         return
     (parts.out / "parts").mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -638,7 +639,7 @@ def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
 
 
 def _apart(cfg: Config, name: str, end: float) -> Row | None:
-    """One part in a separate process, which has one core; its bars go to a file."""
+    """One part in a separate process with one thread; its progress bars go to a file."""
     import time
     from contextlib import redirect_stderr
 
@@ -650,7 +651,7 @@ def _apart(cfg: Config, name: str, end: float) -> Row | None:
         return None
     log = parts.path(name).with_suffix(".log")
     with log.open("a") as file, redirect_stderr(file):
-        return parts.kept(name, parts.all()[name])
+        return parts.cached(name, parts.all()[name])
 
 
 @cache
@@ -673,10 +674,10 @@ def main(cfg: Config) -> None:
         _ = parts.pictures
     except FileNotFoundError as error:
         raise SystemExit(f"preset {cfg.preset} needs {cfg.data}: {error} (--data)") from error
-    found = dict(tqdm(measured(parts), desc="claims", unit="part", total=len(parts.all())))
-    figures = {name: row for name in parts.all() if (row := found[name]) is not None}
-    if len(figures) < len(found):
-        print(f"{len(figures)} of {len(found)} parts are measured; the same command resumes")
+    by_name = dict(tqdm(measured(parts), desc="claims", unit="part", total=len(parts.all())))
+    figures = {name: row for name in parts.all() if (row := by_name[name]) is not None}
+    if len(figures) < len(by_name):
+        print(f"{len(figures)} of {len(by_name)} parts are measured; the same command resumes")
     figures |= stability_rows(parts.out, parts.preset.seeds)
     rows = judged(figures, parts.preset.seeds)
     if not rows:
@@ -703,8 +704,8 @@ def main(cfg: Config) -> None:
     whole |= {"curves": curves, "parts": means}
     write_json(parts.out / "claims.json", whole)
     draw(parts.out / "claims.png", figures)
-    complete = not cfg.only and cfg.seeds is None and len(figures) >= len(found)
-    if complete and all(value is not None for value in found.values()):
+    complete = not cfg.only and cfg.seeds is None and len(figures) >= len(by_name)
+    if complete and all(value is not None for value in by_name.values()):
         cfg.results.mkdir(parents=True, exist_ok=True)
         print(f"written to {write_json(cfg.results / f'{cfg.preset}.json', whole)}")
     of_paper = [row for name, row in rows.items() if name not in {c.says for c in FOLLOW_UPS}]
@@ -716,16 +717,16 @@ def main(cfg: Config) -> None:
 
 
 def commits(parts: Parts) -> list[str]:
-    """The commits that the parts were measured at."""
+    """The commits at which the parts were measured."""
     import json
 
     files = [parts.path(name) for name in parts.all()]
-    known = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
-    return sorted(str(commit) for commit in known)
+    hashes = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
+    return sorted(str(commit) for commit in hashes)
 
 
 def _commit() -> str | None:
-    """The commit of this repository, with a mark if files were changed since."""
+    """The commit of this repository, marked if files have changed since."""
     import subprocess
 
     git = [

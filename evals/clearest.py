@@ -1,8 +1,8 @@
-"""Which dimensions are the easiest to read? The clearest of a run, with names and texts.
+"""Which dimensions are the easiest to read? The clearest ones of a run, with names and texts.
 
-A name is made from the texts the model was trained on and judged on texts it was not trained on:
-the clearest dimensions are those whose name is in most of their 10 strongest held-out texts. Of
-equal ones the purer come first, then those that fire for more texts.
+Names are made from the training texts and tested on held-out texts: the clearest dimensions are
+those whose name occurs in most of their 10 strongest held-out texts. Ties are broken by purity,
+then by the number of texts for which the dimension fires.
 
 Usage:
     python evals/clearest.py runs/sentence_ncl
@@ -22,7 +22,7 @@ from ncl_multi.log import show_messages
 
 @dataclass(frozen=True)
 class Config:
-    """Dimensions whose names hold for most of what fires them."""
+    """Dimensions whose names fit most of their strongest texts."""
 
     run: tyro.conf.Positional[Path]
     """Folder written by recipes/sentence_ncl.py."""
@@ -31,7 +31,7 @@ class Config:
     texts: int = 3
     """How many of its strongest texts to show for each."""
     width: int = 40
-    """Letters of a text that are shown."""
+    """Number of letters of a text to show."""
 
 
 def clearest(train: Features, test: Features, count: int, texts: int) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def clearest(train: Features, test: Features, count: int, texts: int) -> list[di
     from ncl_multi.metrics.codes import firing_rows, strongest_rows
 
     if test.items is None or test.y is None:
-        raise ValueError("the held-out texts need their words and categories")
+        raise ValueError("the held-out features need items and labels")
     names = name_dimensions(train)
     fit, purity = name_fit(names, test), dimension_purity(test.z, test.y)
     order = np.lexsort((-firing_rows(test.z), -np.nan_to_num(purity), -np.nan_to_num(fit)))
@@ -66,10 +66,10 @@ def main(cfg: Config) -> None:
         for split in ("train", "test")
     )
     rows = clearest(train, test, cfg.count, cfg.texts)
-    print("| name | holds for | strongest texts that were not trained on |\n|---|---|---|")
+    print("| name | fits | strongest held-out texts |\n|---|---|---|")
     for row in rows:
-        shown = "; ".join(_short(text, cfg.width) for text in row["texts"])
-        print(f"| {row['name']} | {row['name_fit']:.0%} | {shown} |")
+        texts = "; ".join(_short(text, cfg.width) for text in row["texts"])
+        print(f"| {row['name']} | {row['name_fit']:.0%} | {texts} |")
     print(json.dumps(rows))
 
 

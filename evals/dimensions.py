@@ -1,7 +1,7 @@
-"""What do single dimensions show? Ten of NCL and ten of its twin with their strongest pictures.
+"""What do single dimensions show? Ten of NCL and ten of its twin, with their strongest pictures.
 
 The dimensions are drawn at random from the readable ones, with one seed for both models, and shown
-in the order of their purity: a sample, not a choice of the best.
+in the order of their purity: a random sample, not the best ones.
 
 Usage:
     python evals/dimensions.py runs/vision_ncl --out docs/dimensions.png
@@ -51,30 +51,30 @@ def sample(features: Features, seed: int) -> list[tuple[int, np.ndarray, str]]:
     strongest = strongest_rows(unit_rows(features.z), SHOWN)
     rows = []
     for dim in chosen.tolist():
-        kept = strongest[dim][strongest[dim] >= 0]
-        ((name, count),) = Counter(features.items[row] for row in kept).most_common(1)
-        rows.append((count, dim, kept, f"{count} of {len(kept)} {name}"))
+        strong_rows = strongest[dim][strongest[dim] >= 0]
+        ((name, count),) = Counter(features.items[row] for row in strong_rows).most_common(1)
+        rows.append((count, dim, strong_rows, f"{count} of {len(strong_rows)} {name}"))
     rows.sort(key=lambda row: (-row[0], row[1]))
-    return [(dim, kept, said) for _, dim, kept, said in rows]
+    return [(dim, strong_rows, label) for _, dim, strong_rows, label in rows]
 
 
 def show(axes: "Axes", title: str, features: Features, seed: int) -> list[str]:
-    """Draw one model's dimensions, one per line; return what is said of them."""
+    """Draw one model's dimensions, one per line; return their labels."""
     from PIL import Image
 
     assert features.thumbnails is not None
-    said = []
+    labels = []
     for line, (_, rows, words) in enumerate(sample(features, seed)):
         for column, row in enumerate(rows.tolist()):
             picture = Image.open(io.BytesIO(features.thumbnails[row])).convert("RGB")
             extent = (column + 0.03, column + 0.97, line + 0.97, line + 0.03)
             axes.imshow(np.array(picture), extent=extent, interpolation="bicubic")
         axes.text(SHOWN + 0.15, line + 0.5, words, va="center", fontsize=9)
-        said.append(words)
+        labels.append(words)
     axes.set(xlim=(0, SHOWN + 3.6), ylim=(SHOWN, 0), aspect="equal")
     axes.set_title(title, loc="left", fontsize=12)
     axes.axis("off")
-    return said
+    return labels
 
 
 def main(cfg: Config) -> None:

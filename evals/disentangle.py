@@ -1,11 +1,11 @@
-"""What does a dimension know that others do not? SEPIN@k; with known factors also MIG, SAP and DCI.
+"""Does a dimension carry information that others do not? SEPIN@k; with factors MIG, SAP, DCI.
 
 Usage:
     python evals/disentangle.py runs/vision_ncl/features/test_head.safetensors
     python evals/disentangle.py view_a.safetensors --other-view view_b.safetensors
 
-SEPIN is given in both conventions, `renormalised` and `fixed`; see DESIGN.md. Files whose labels
-are a table, one column a factor, get the measures that need factors; such files are written by
+SEPIN is given in both conventions, `renormalised` and `fixed`; see `ncl_multi.metrics`. Files whose
+labels are a table, one column per factor, get the measures that need factors; they are written by
 `python evals/claims.py --quick --only sprites`, from our own generator of the dSprites kind.
 """
 
@@ -25,17 +25,17 @@ class Config:
     """SEPIN@k of a Features file, and MIG, SAP and DCI if its factors are known."""
 
     features: tyro.conf.Positional[tuple[Path, ...]]
-    """Files written by a recipe; several are put side by side."""
+    """Files written by a recipe; one row of the table for each."""
     other_view: Path | None = None
     """Features of another view of the same items, for one file: a row must find its partner."""
     ks: tuple[int, ...] = (1, 10, 100)
     """Numbers of best dimensions to average over; `all` is always given."""
     rows: int = 10_000
-    """Most rows to look at."""
+    """Largest number of rows to use."""
     temperature: float = 0.2
     """Temperature of InfoNCE."""
     batch: int = 256
-    """Rows in the running; InfoNCE cannot tell more than its logarithm."""
+    """Rows that InfoNCE compares; its logarithm is the most that can be measured."""
     seed: int = 0
     """Seed of the batches and the forests."""
     out: Path | None = None
@@ -50,11 +50,11 @@ def evaluate(features: Features, other: Features | None, cfg: Config) -> dict[st
     zb = None if other is None else other.z[: cfg.rows]
     row: dict[str, Any] = {"rows": int(z.shape[0]), "dims": features.dims}
     for convention in ("renormalised", "fixed"):
-        found = sepin(
+        scores = sepin(
             z, zb, convention=convention, ks=cfg.ks, temperature=cfg.temperature,
             batch=cfg.batch, seed=cfg.seed,
         )  # fmt: skip
-        row |= {f"sepin@{k} {convention}": score for k, score in found.items()}
+        row |= {f"sepin@{k} {convention}": score for k, score in scores.items()}
     if features.y is not None and features.y.ndim == 2:
         factors = features.y[: cfg.rows]
         row |= {"mig": mig(z, factors), "sap": sap(z, factors)}

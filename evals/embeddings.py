@@ -1,7 +1,7 @@
-"""How much do sparse codes of embeddings keep, and can they be read? `SparseCoder` and others.
+"""How good and how readable are sparse codes of embeddings? `SparseCoder` and competitors.
 
-Quality is that of search, as a share of the whole embeddings', at equal active entries. Everything
-is fitted on the documents only.
+Quality is nDCG@10 of search, as a share of that of the whole embeddings, at equal active entries.
+Everything is fitted on the documents only.
 
 Usage:
     python evals/embeddings.py cisi                            # or lisa, cranfield: MiniLM's
@@ -35,8 +35,8 @@ class Config:
     queries: Path | None = None
     """Embeddings to search with; None holds out a tenth of the documents."""
     judgements: Path | None = None
-    """Tab separated lines of query row, document row (from 0), gain; None takes the ten nearest by
-    the whole embeddings for right."""
+    """Tab separated lines of query row, document row (from 0), gain; None takes the ten
+    nearest by the whole embeddings as relevant."""
     labels: Path | None = None
     """A text file with the class of each document on a line, for purity and intruders."""
     judge: Path | None = None
@@ -58,7 +58,7 @@ class Config:
 
 
 def embed(cfg: Config) -> Config:
-    """The same with files in place of a collection's name: embeddings, judgements or labels."""
+    """The config with files in place of a collection's name: embeddings, judgements or labels."""
     from baselines import embed_texts
 
     from ncl_multi import data
@@ -67,7 +67,7 @@ def embed(cfg: Config) -> Config:
     if cfg.documents.exists():
         return cfg
     name = str(cfg.documents)
-    paths = {part: cfg.cache / f"{name}{part}" for part in (".npy", "_q.npy", ".tsv", ".txt")}
+    paths = {suffix: cfg.cache / f"{name}{suffix}" for suffix in (".npy", "_q.npy", ".tsv", ".txt")}
     cfg.cache.mkdir(parents=True, exist_ok=True)
     if name == "wordnet":
         meanings = data.wordnet()[::23]

@@ -52,7 +52,7 @@ class Config:
     steps: int = 20
     """Steps of each recipe."""
     timeout: float = 1800
-    """Most seconds for one run of a recipe."""
+    """Time limit for one run of a recipe, in seconds."""
     out: Path = Path("runs/gpu.json")
     """File for the figures."""
 
@@ -65,23 +65,23 @@ def main(cfg: Config) -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     rehearsal, device = accelerator is None, accelerator or torch.device("cpu")
     if rehearsal:
-        print("There is no GPU here: a rehearsal on the CPU. Its figures do not apply to a GPU.")
-    found: dict[str, Any] = {"device": _describe(device), "rehearsal": rehearsal}
-    found["exact"] = exactness(device)
-    table(f"Losses on {found['device']}, differences from float64 on the CPU", found["exact"])
+        print("No GPU was found: a rehearsal on the CPU. Its figures do not apply to a GPU.")
+    report: dict[str, Any] = {"device": _describe(device), "rehearsal": rehearsal}
+    report["exact"] = exactness(device)
+    table(f"Losses on {report['device']}, differences from float64 on the CPU", report["exact"])
     n = cfg.rows or (1024 if rehearsal else 16384)
-    found["speed"] = speed(device, n, cfg.dims)
-    table(f"Forward and backward, n={n} d={cfg.dims}", found["speed"])
-    write_json(cfg.out, found)
-    found["recipes"] = {}
+    report["speed"] = speed(device, n, cfg.dims)
+    table(f"Forward and backward, n={n} d={cfg.dims}", report["speed"])
+    write_json(cfg.out, report)
+    report["recipes"] = {}
     for name in cfg.recipes:
         for variant in cfg.variants:
-            found["recipes"][f"{name} {variant}"] = run_recipe(name, variant, cfg)
-            write_json(cfg.out, found)
-    if found["recipes"]:
-        table(f"Recipes, {cfg.steps} steps", found["recipes"])
+            report["recipes"][f"{name} {variant}"] = run_recipe(name, variant, cfg)
+            write_json(cfg.out, report)
+    if report["recipes"]:
+        table(f"Recipes, {cfg.steps} steps", report["recipes"])
     print(f"Please paste {cfg.out} into an issue, with the tables above.")
-    return all(row["passed"] for part in ("exact", "recipes") for row in found[part].values())
+    return all(row["passed"] for kind in ("exact", "recipes") for row in report[kind].values())
 
 
 def exactness(device: torch.device) -> dict[str, dict[str, Any]]:
@@ -93,9 +93,9 @@ def exactness(device: torch.device) -> dict[str, dict[str, Any]]:
         # Both sides see the same rounded rows: only the arithmetic is compared.
         views = [z.relu().to(dtype) for z in (za, zb)]
         for name, loss in _LOSSES.items():
-            wanted, exact = _value_and_gradients(loss, [z.double() for z in views])
+            expected, exact = _value_and_gradients(loss, [z.double() for z in views])
             value, got = _value_and_gradients(loss, [z.to(device) for z in views])
-            of_value = abs(value - wanted) / abs(wanted)
+            of_value = abs(value - expected) / abs(expected)
             of_gradient = max(
                 float((g.double().cpu() - e).norm() / e.norm())
                 for g, e in zip(got, exact, strict=True)
@@ -124,7 +124,7 @@ def speed(device: torch.device, n: int, d: int) -> dict[str, dict[str, float]]:
         _value_and_gradients(loss, views)
         on_gpu = device.type != "cpu"
         if on_gpu:
-            before = torch.accelerator.memory_allocated()
+            allocated = torch.accelerator.memory_allocated()
             torch.accelerator.reset_peak_memory_stats()
         times = []
         for _ in range(3):
@@ -136,12 +136,12 @@ def speed(device: torch.device, n: int, d: int) -> dict[str, dict[str, float]]:
         rows[name] = {"ms": 1e3 * min(times)}
         if on_gpu:
             peak = torch.accelerator.max_memory_allocated()
-            rows[name]["extra MB"] = (peak - before) / 2**20
+            rows[name]["extra MB"] = (peak - allocated) / 2**20
     return rows
 
 
 def run_recipe(name: str, variant: str, cfg: Config) -> dict[str, Any]:
-    """One short run in a separate process; what it said last if it failed."""
+    """One short run in a separate process, with its last line of output if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         script = ROOT / "recipes" / f"{name}.py"
         command = [sys.executable, str(script), "--steps", str(cfg.steps), "--out", folder]
@@ -150,11 +150,11 @@ def run_recipe(name: str, variant: str, cfg: Config) -> dict[str, Any]:
             done = subprocess.run(
                 command + VARIANTS[variant], capture_output=True, text=True, timeout=cfg.timeout
             )
-            passed, said = done.returncode == 0, done.stderr.strip().splitlines()[-1:]
+            passed, last_line = done.returncode == 0, done.stderr.strip().splitlines()[-1:]
         except subprocess.TimeoutExpired:
-            passed, said = False, [f"took more than {cfg.timeout:.0f} s"]
+            passed, last_line = False, [f"took more than {cfg.timeout:.0f} s"]
     row = {"passed": passed, "s": time.perf_counter() - start}
-    return row if passed else row | {"error": "".join(said)[:200]}
+    return row if passed else row | {"error": "".join(last_line)[:200]}
 
 
 def _value_and_gradients(

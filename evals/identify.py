@@ -37,7 +37,7 @@ class Config:
     steps: int = 1500
     """Steps of training."""
     batch_size: int = 2048
-    """Pairs a step."""
+    """Pairs per step."""
     seed: int = 0
     """Seed of the world, the pairs and the weights."""
     out: Path = Path("runs/identify")
@@ -49,20 +49,20 @@ def factorise(world: "World", cfg: Config) -> np.ndarray:
     from sklearn.decomposition import NMF
 
     nmf = NMF(cfg.classes, init="nndsvda", max_iter=5000, tol=1e-8, random_state=cfg.seed)
-    left = nmf.fit_transform(world.cooccurrence)
-    balanced = np.sqrt(left * np.maximum(nmf.components_.T, 0))
+    weights = nmf.fit_transform(world.cooccurrence)
+    balanced = np.sqrt(weights * np.maximum(nmf.components_.T, 0))
     return balanced / np.sqrt(world.joint.sum(axis=1, keepdims=True))
 
 
-def rotated_fit(found: np.ndarray, truth: np.ndarray) -> float:
-    """Correlation after the best linear map: what the twin knows, in its own axes."""
-    fitted = found @ np.linalg.lstsq(found, truth, rcond=None)[0]
+def rotated_fit(learnt: np.ndarray, truth: np.ndarray) -> float:
+    """Correlation after the best linear map: what the twin knows in its rotated axes."""
+    fitted = learnt @ np.linalg.lstsq(learnt, truth, rcond=None)[0]
     between = [np.corrcoef(fitted[:, j], truth[:, j])[0, 1] for j in range(truth.shape[1])]
     return float(np.mean(between))
 
 
 def draw(panels: dict[str, np.ndarray], path: Path) -> None:
-    """One image a method, items sorted by their true class."""
+    """One image per method, items sorted by their true class."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -85,19 +85,19 @@ def draw(panels: dict[str, np.ndarray], path: Path) -> None:
 
 
 def evaluate(cfg: Config) -> dict[str, dict[str, Any]]:
-    """One row a method; the picture is drawn on the way."""
+    """One row per method; also draws the picture."""
     from ncl_multi.metrics.posterior import World, learn_features, match_columns
 
     world = World.draw(cfg.items, cfg.classes, cfg.overlap, cfg.seed)
     truth = world.features
     plan: dict[str, Any] = {"steps": cfg.steps, "batch_size": cfg.batch_size, "seed": cfg.seed}
-    found = {
+    features = {
         "NCL": learn_features(world, signed=False, **plan),
         "signed twin": learn_features(world, signed=True, **plan),
         "NMF, exact matrix": factorise(world, cfg),
     }
     rows, panels = {}, {"truth": truth}
-    for name, z in found.items():
+    for name, z in features.items():
         panels[name], correlation = match_columns(z, truth)
         rows[name] = {
             "correlation": correlation,

@@ -21,11 +21,11 @@ class Config:
     """Sparsity, class consistency, correlation and effective rank of Features files."""
 
     features: tyro.conf.Positional[tuple[Path, ...]]
-    """Files written by a recipe; several are put side by side."""
+    """Files written by a recipe; one row of the table for each."""
     out: Path = Path("runs/interpret")
     """Folder for `interpret.json` and the histograms, `interpret.png`."""
     labels: bool = True
-    """`--no-labels` leaves out what needs classes."""
+    """`--no-labels` leaves out the measures that need classes."""
 
 
 def evaluate(features: Features, *, labels: bool = True) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def evaluate(features: Features, *, labels: bool = True) -> dict[str, Any]:
 
 
 def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None:
-    """Histograms: active dimensions a row, and how often and how purely a dimension fires."""
+    """Histograms: active dimensions per row; how often and how purely a dimension fires."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -84,8 +84,8 @@ def main(cfg: Config) -> None:
         "sparsity", "active_dims", "alive", "class_consistency", "class_entropy",
         "correlation", "effective_rank",
     ]  # fmt: skip
-    shown = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
-    table("Can it be read?", shown)
+    table_rows = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
+    table("Can it be read?", table_rows)
     for row in rows.values():
         print(json.dumps(row, default=str))
     draw(cfg.out / "interpret.png", files, labels=cfg.labels)

@@ -1,6 +1,6 @@
 """How does stock mteb judge a sentence run? The export, loaded as a stock `SparseEncoder`.
 
-Nothing of this package encodes here: `sentence_transformers/sparse_encoder` of the run is what any
+This package does not encode here: `sentence_transformers/sparse_encoder` of the run is what any
 user of the export would load. Tasks are names that mteb knows, which it loads from the hub; or
 `stsb`, `sick`, `cranfield` and folders in the layout of BEIR, which need no hub.
 
@@ -46,13 +46,13 @@ def task(name: str) -> Any:
         read, split = (data.stsb, "test") if name == "stsb" else (data.sick, "trial")
         return sts_task(f"{name}-{split}", *read(split))
     try:
-        found = data.collection(name)
+        collection = data.collection(name)
     except FileNotFoundError as error:
         try:
             return mteb.get_task(name)
         except KeyError:
             raise ValueError(f"{name} is not a task of mteb, and {error}") from None
-    return retrieval_task(Path(name).name, found)
+    return retrieval_task(Path(name).name, collection)
 
 
 def sts_task(name: str, first: list[str], second: list[str], scores: list[float]) -> Any:
@@ -73,7 +73,7 @@ def sts_task(name: str, first: list[str], second: list[str], scores: list[float]
 
 
 def retrieval_task(name: str, searched: "Retrieval") -> Any:
-    """A collection to be searched, as a task of mteb."""
+    """A collection of documents and queries as a task of mteb."""
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 

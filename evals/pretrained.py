@@ -46,7 +46,7 @@ def measure(model: Any) -> dict[str, float]:
 
 
 def train(key: str, runs: Path, to: Path) -> str:
-    """Train a head, pack it, and write it with the figures of the packed weights; its name."""
+    """Train a head and write it with the figures of its packed weights; return its name."""
     import ncl_multi as ncl
     from ncl_multi.pretrained_heads import export_head, load_head
 

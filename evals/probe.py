@@ -1,4 +1,4 @@
-"""How much do the features know of the classes, and how well does it hold?
+"""How well do the features predict the classes, also with noisy labels and on shifted data?
 
 Usage:
     python evals/probe.py train.safetensors test.safetensors
@@ -6,7 +6,7 @@ Usage:
     python evals/probe.py train.safetensors test.safetensors --shifted jpeg.safetensors
     python evals/probe.py train.safetensors test.safetensors --fine-tune runs/vision_ncl/model
 
-Whether the encoder's or the head's output is read is a matter of the file, and printed with it.
+The file determines whether this is the encoder's or the head's output; it is printed with the row.
 Files of corrupted pictures and of other sets are given as `--shifted` and `--transfer`;
 `--corrupt` makes the former from a model and its data.
 """
@@ -28,7 +28,7 @@ class Config:
     train: tyro.conf.Positional[Path]
     """Features with labels to learn from."""
     test: tyro.conf.Positional[Path]
-    """Features with labels to be judged on."""
+    """Features with labels to test on."""
     k: int = 20
     """Neighbours that vote."""
     label_noise: tuple[float, ...] = ()
@@ -40,7 +40,7 @@ class Config:
     corrupt: Path | None = None
     """A vision model: its encoder is probed on corrupted test pictures of `data`."""
     fine_tune: Path | None = None
-    """A vision model to be trained whole on `data`, labels and all."""
+    """A vision model to fine-tune, all layers, on `data` and its labels."""
     data: str = "cifar10"
     """Pictures for `corrupt` and `fine_tune`."""
     images: int | None = 10_000
@@ -54,7 +54,7 @@ class Config:
 
 
 def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
-    """Return one row of the report; everything in it is an accuracy on test rows."""
+    """Return one row of the report: accuracies on test rows."""
     from ncl_multi.data.corrupt import wrong_labels
     from ncl_multi.metrics import LinearProbe, knn_accuracy, linear_probe
 
@@ -69,10 +69,13 @@ def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
         noisy = wrong_labels(train_y, share, seed=cfg.seed)
         row[f"linear, {share:.0%} wrong labels"] = linear_probe(train.z, noisy, test.z, test_y)
     if cfg.transfer is not None:
-        there, here = (Features.load(path) for path in cfg.transfer)
-        ys = [labels(part, path) for part, path in zip((there, here), cfg.transfer, strict=True)]
-        row[f"linear, {here.about.get('data', 'transfer')}"] = linear_probe(
-            there.z, ys[0], here.z, ys[1]
+        other_train, other_test = (Features.load(path) for path in cfg.transfer)
+        ys = [
+            labels(features, path)
+            for features, path in zip((other_train, other_test), cfg.transfer, strict=True)
+        ]
+        row[f"linear, {other_test.about.get('data', 'transfer')}"] = linear_probe(
+            other_train.z, ys[0], other_test.z, ys[1]
         )
     return row
 
@@ -118,7 +121,7 @@ def main(cfg: Config) -> None:
     row = evaluate(Features.load(cfg.train), test, cfg)
     row |= corrupted(cfg) if cfg.corrupt is not None else {}
     row |= fine_tuned(cfg) if cfg.fine_tune is not None else {}
-    output = test.about.get("output", "output not said")
+    output = test.about.get("output", "output not stated")
     table(f"Accuracy, {output}: {cfg.test}", {name: {"accuracy": got} for name, got in row.items()})
     about = {name: value for name, value in test.about.items() if name != "classes"}
     whole = about | {"train": str(cfg.train), "test": str(cfg.test)} | row

@@ -1,4 +1,4 @@
-"""Is a dimension one thing? Purity, intruder, distinct and names, next to chance and the twin.
+"""Is a dimension one thing? Purity, intruder, distinct and names, with chance and the twin.
 
 Usage:
     python evals/readable.py runs/clip_ncl/features/style_image_head.safetensors
@@ -16,7 +16,7 @@ from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
 
 _LISTS = ("classes", "names")
-"""What features files bring along that would fill the screen."""
+"""Long entries of `about` that would fill the screen."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Config:
 
 
 def evaluate(features: Features, judge: Features | None = None) -> dict[str, Any]:
-    """Return one row of the report: where it came from, the figures, and what was left out."""
+    """Return one row of the report: provenance, figures, and measures that were left out."""
     from ncl_multi.metrics import readable_features, sparsity
 
     if judge is not None and len(judge) != len(features):
@@ -71,8 +71,8 @@ def main(cfg: Config) -> None:
         "intruder_labels", "intruder_embeddings", "distinct", "class_consistency",
         "named", "names_once", "name_fit", "name_chance",
     ]  # fmt: skip
-    shown = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
-    table("Is a dimension one thing? (an intruder is found by chance in 0.167)", shown)
+    table_rows = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
+    table("Is a dimension one thing? (an intruder is found by chance in 0.167)", table_rows)
     reasons = [
         f"no {measure}: {reason}"
         for row in rows.values()

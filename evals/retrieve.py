@@ -23,10 +23,10 @@ class Config:
     queries: tyro.conf.Positional[Path]
     """Features of the queries."""
     items: tyro.conf.Positional[Path | None] = None
-    """Features of what is searched; none to search the queries among themselves."""
+    """Features of the items to search; none to search the queries among themselves."""
     right: Literal["row", "label"] | None = None
-    """With two files: row i answers query i, or items of the query's label do; one file: label.
-    None also takes the labels of the queries as judgements, if they are a gain for every item."""
+    """With two files: row i answers query i, or all items with the query's label; one file: label.
+    None takes the queries' labels as judgements if they contain one gain per item."""
     judgements: Path | None = None
     """Tab separated lines of query row, item row (from 0), gain; instead of `right`."""
     ks: tuple[int, ...] = (1, 5, 10)
@@ -52,13 +52,15 @@ def evaluate(
 
     rows = {}
     for keep in (None, *active):
-        kept = [
+        cut = [
             features if features is None or keep is None else to_csr(top_k(features.dense(), keep))
             for features in (queries, items)
         ]
-        asked, answers = (part.z if isinstance(part, Features) else part for part in kept)
-        found = {"active_dims": active_dims(asked)} | retrieval(asked, answers, relevant, ks=ks)
-        rows["all" if keep is None else str(keep)] = found
+        query_codes, answers = (side.z if isinstance(side, Features) else side for side in cut)
+        figures = {"active_dims": active_dims(query_codes)} | retrieval(
+            query_codes, answers, relevant, ks=ks
+        )
+        rows["all" if keep is None else str(keep)] = figures
     return rows
 
 
@@ -72,7 +74,7 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
         lines = np.loadtxt(cfg.judgements, delimiter="\t", ndmin=2)
         if lines.shape[1] != 3:
             raise ValueError(
-                f"{cfg.judgements} must hold query row, item row and gain on each line; got "
+                f"{cfg.judgements} must have query row, item row and gain on each line; got "
                 f"{lines.shape[1]} columns"
             )
         query, item = lines[:, :2].astype(int).T
@@ -82,7 +84,7 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
             or query.max() >= shape[0]
             or item.max() >= shape[1]
         ):
-            raise ValueError(f"{cfg.judgements} names rows beyond the {shape} there are")
+            raise ValueError(f"{cfg.judgements} names rows outside of {shape}")
         return csr_array((np.maximum(lines[:, 2], 0), (query, item)), shape=shape)
     if items is not None and cfg.right != "label":
         judged = queries.y is not None and queries.y.shape == (len(queries), len(items))

@@ -1,7 +1,7 @@
-"""How good are sparse sentence codes at k active entries, compared with what else is short?
+"""How good are sparse sentence codes at k active entries, compared with other short codes?
 
-Figures of several runs, such as those of three seeds, are shown as mean and spread. Retrieval is
-shown as a share of what the whole encoder reaches.
+Figures of several runs, such as three seeds, are shown as mean and spread. Retrieval is shown as a
+share of the whole encoder's.
 
 Usage:
     python evals/sentence.py runs/sentence_ncl
@@ -36,7 +36,7 @@ class Config:
 
 
 def evaluate(run: Path, active: tuple[int, ...], precision: str = "bf16") -> dict[str, Any]:
-    """Figures of the run's model, measured now, and of what the run compared it with."""
+    """Figures of the run's model, measured now, and those of its baselines from metrics.json."""
     from functools import partial
 
     import ncl_multi as ncl
@@ -47,8 +47,8 @@ def evaluate(run: Path, active: tuple[int, ...], precision: str = "bf16") -> dic
     model = ncl.load(run)
     judged = TextBenchmarks.of(partial(cached_features, model, precision=precision))
     figures = quality(judged, {"ncl": whole_codes(model)}, active)
-    kept = read_json(run / "metrics.json") if (run / "metrics.json").is_file() else {}
-    return {name: row for name, row in kept.items() if "@" in name} | figures
+    stored = read_json(run / "metrics.json") if (run / "metrics.json").is_file() else {}
+    return {name: row for name, row in stored.items() if "@" in name} | figures
 
 
 def shares(figures: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""How few dimensions will do? Probe, retrieval and transfer against the number kept.
+"""How few dimensions are enough? Probe, retrieval and transfer against the number kept.
 
 Usage:
     python evals/shorten.py train.safetensors test.safetensors
@@ -32,7 +32,7 @@ class Config:
     train: tyro.conf.Positional[Path]
     """Features with labels: dimensions are ranked and the probe is fitted on them."""
     test: tyro.conf.Positional[Path]
-    """Features with labels to be judged on."""
+    """Features with labels to test on."""
     keep: tuple[int, ...] = ()
     """Numbers of dimensions to keep; by default a half, a quarter, an eighth and a sixteenth."""
     before: tuple[Path, Path] | None = None
@@ -46,7 +46,7 @@ class Config:
 
 
 def ranking(z: Any, rule: str, seed: int = 0) -> Any:
-    """All dimensions of unit rows, the most worth keeping first."""
+    """All dimensions of unit rows, the most important first."""
     import torch
 
     d = z.shape[1]
@@ -62,19 +62,19 @@ def ranking(z: Any, rule: str, seed: int = 0) -> Any:
     return score.argsort(descending=True, stable=True)
 
 
-def measure(sets: dict[str, tuple[Features, Features]], kept: Any) -> dict[str, float]:
+def measure(sets: dict[str, tuple[Features, Features]], dims: Any) -> dict[str, float]:
     """Probe and class retrieval on the first set; the probe on the others."""
     from ncl_multi.metrics import linear_probe, retrieval
 
     row = {}
     for name, (train, test) in sets.items():
-        a, b = (part.dense().float()[:, kept] for part in (train, test))
+        a, b = (features.dense().float()[:, dims] for features in (train, test))
         if train.y is None or test.y is None:
             raise ValueError(f"a probe needs labels; the features of {name} have none")
         row[name] = linear_probe(a, train.y, b, test.y)
         if name == "probe":
-            found = retrieval(b, None, test.y, ks=(10,))
-            row |= {"retrieval mAP": found["map"], "precision@10": found["precision@10"]}
+            scores = retrieval(b, None, test.y, ks=(10,))
+            row |= {"retrieval mAP": scores["map"], "precision@10": scores["precision@10"]}
     return row
 
 
@@ -91,7 +91,7 @@ def evaluate(
 
     train, _ = sets["probe"]
     d = train.dims
-    keep = keep or tuple(d // part for part in (2, 4, 8, 16) if d // part)
+    keep = keep or tuple(d // divisor for divisor in (2, 4, 8, 16) if d // divisor)
     if any(not 1 <= m <= d for m in keep):
         raise ValueError(f"numbers to keep must lie in 1..{d}, the width; got {keep}")
     for name, (a, b) in sets.items():
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
-    """Each measure against the number of dimensions kept, a line a rule."""
+    """Each measure against the number of dimensions kept, one line per rule."""
     from matplotlib.figure import Figure
 
     from ncl_multi.files import atomic

@@ -34,7 +34,7 @@ def evaluate(first: Features, second: Features) -> dict[str, Any]:
     from ncl_multi.metrics import matched_dims, readable_dims
 
     if first.items is not None and second.items is not None and first.items != second.items:
-        raise ValueError("the two files hold different items; stability needs the same rows")
+        raise ValueError("the two files contain different items; stability needs the same rows")
     _, _, correlations = matched_dims(first.z, second.z)
     return {
         "rows": len(first),
@@ -48,7 +48,7 @@ def evaluate(first: Features, second: Features) -> dict[str, Any]:
 
 
 def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
-    """Files of the same name that the heads of both runs wrote, then those of their twins."""
+    """Files of the same name in both runs: those of their heads, then of their twins."""
     if first.is_file() or second.is_file():
         return {first.stem: (first, second)}
     files = {}

@@ -19,7 +19,7 @@ class Config:
     """Spearman correlation of cosines and scores on pairs of sentences."""
 
     first: tyro.conf.Positional[Path]
-    """Features of the first sentences; the people's scores are its labels."""
+    """Features of the first sentences; human scores are its labels."""
     second: tyro.conf.Positional[Path]
     """Features of the second sentences, row by row."""
     active: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """One row with all dimensions, and one for each number of entries kept.
 
-    Pairs with equal cosine, as of codes that share no dimension, share their mean rank.
+    Pairs with equal cosine, such as codes that share no dimension, share their mean rank.
     """
     from torch.nn.functional import cosine_similarity
 

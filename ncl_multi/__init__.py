@@ -95,9 +95,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'ncl_multi' has no attribute {name!r}")
-    found = getattr(import_module(f"ncl_multi.{_LATER[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f"ncl_multi.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
-"""Search a run by hand: type words or drop a picture, see what matches and why, switch concepts.
+"""Search a run by hand: type words or drop a picture, see what matches and why, drop concepts.
 
-The page is for the person at this machine: it listens on loopback unless told otherwise, answers
-only requests for its own host name, and takes pictures only as uploads.
+The page is for the person at this machine: it listens on loopback by default, answers
+only requests for its own host name, and accepts pictures only as uploads.
 
 Usage:
     python -m ncl_multi.app runs/clip_ncl --port 7860
@@ -30,7 +30,7 @@ LOOPBACK = ("127.0.0.1", "localhost")
 MOST_UPLOAD = 20 * 2**20
 """Bytes of a picture that is dropped on the page."""
 MOST_TEXT = 10_000
-"""Characters of a question."""
+"""Characters of a query."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Item:
 
 
 class Desk:
-    """A run made ready for questions: its items, their index, the names, the model if it has one.
+    """A run that can be searched: its items, their index, the names, the model if it has one.
 
-    A run of non-negative codes is needed; the twin's cannot be explained.
+    The run must have non-negative codes; those of a twin cannot be explained.
     """
 
     def __init__(self, run: str | Path):
@@ -62,7 +62,7 @@ class Desk:
         self.title = run.resolve().name
 
     def code(self, text: str = "", image: Any = None, item: int | None = None) -> csr_array:
-        """The code of a question: of an item if its number is given, else an image, else a text."""
+        """The code of a query: an item by its number, else an image, else a text."""
         if item is not None:
             if not 0 <= item < len(self.items):
                 raise ValueError(f"items are numbered 0..{len(self.items) - 1}; got {item}")
@@ -76,12 +76,12 @@ class Desk:
         return unit_rows(self.model.encode([text if image is None else image]))
 
     def concepts(self, code: csr_array, most: int = 12) -> list[int]:
-        """The dimensions that weigh most in a code."""
+        """The dimensions with the largest entries of a code."""
         order = np.argsort(-code.data, kind="stable")[:most]
         return code.indices[order].tolist()
 
     def label(self, dim: int) -> str:
-        """A concept as one can pick it from a list."""
+        """A concept as the lists of the page show it."""
         return f"#{dim} {self.names[dim]}".strip()
 
     def find(
@@ -96,16 +96,16 @@ class Desk:
         """The best items for a code, without some concepts and with more of others."""
         query = steer(code, drop=drop, boost=boost)
         if not query.nnz:
-            raise ValueError("nothing is left of the question: keep at least one concept")
+            raise ValueError("the query is empty: keep at least one concept")
         within = None
         if side != EVERYTHING:
             within = [number for number, item in enumerate(self.items) if item.side == side]
         ids, scores = self.index.search(query, k, within=within)
-        found = ids[0][ids[0] >= 0]
-        codes = self.index.codes(found)
+        hit_ids = ids[0][ids[0] >= 0]
+        codes = self.index.codes(hit_ids)
         return [
             Match(int(item), float(score), explain(query, codes[[row]], self.names))
-            for row, (item, score) in enumerate(zip(found, scores[0], strict=False))
+            for row, (item, score) in enumerate(zip(hit_ids, scores[0], strict=False))
         ]
 
     def page(self, matches: Sequence[Match]) -> str:
@@ -119,12 +119,12 @@ class Desk:
         picture = ""
         if item.picture:
             picture = _thumbnail(item.picture)
-        shown = [part for part in match.parts[:5] if part.share >= 0.005]
+        largest = [part for part in match.parts[:5] if part.share >= 0.005]
         reasons = " + ".join(
-            f"<b>{part.share:.2f}</b>&nbsp;{html.escape(part.name)}" for part in shown
+            f"<b>{part.share:.2f}</b>&nbsp;{html.escape(part.name)}" for part in largest
         )
-        rest = match.score - sum(part.share for part in shown)
-        others = f" + <b>{rest:.2f}</b>&nbsp;others" if rest >= 0.005 else ""
+        remainder = match.score - sum(part.share for part in largest)
+        others = f" + <b>{remainder:.2f}</b>&nbsp;others" if remainder >= 0.005 else ""
         about = html.escape(f"item {match.id}{f', {item.split}' * bool(item.split)}")
         return (
             f'<div style="display:flex;gap:14px;align-items:center;margin:10px 0">{picture}'
@@ -135,7 +135,7 @@ class Desk:
 
 
 def load_model(folder: Path) -> Any:
-    """The model of a run; None where questions cannot come from outside: graphs, embeddings."""
+    """The model of a run; None if it cannot encode new queries: graphs, embeddings."""
     model = load(folder)
     return model if isinstance(model, SparseModel) and model.kind != "graph" else None
 
@@ -204,8 +204,8 @@ def main(
     Args:
         run: Folder that a recipe wrote.
         port: Port to listen on; by default the first free one from 7860.
-        host: Address to listen on. Another than loopback opens the app to the network: it has no
-            passwords.
+        host: Address to listen on. Any address but loopback opens the app to the network, without
+            a password.
         names: Host names that browsers may ask for, besides localhost and `host`.
     """
     app = build(Desk(run))
@@ -213,7 +213,7 @@ def main(
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    # A page of another site whose name was pointed at loopback asks for its own host name.
+    # DNS rebinding: a page whose name points to loopback sends its own host name.
     allowed = list(dict.fromkeys([*LOOPBACK, host, *names]))
     app.launch(
         server_name=host,
@@ -235,9 +235,9 @@ def cli() -> None:
 
 
 def _only_uploads(component: Any) -> None:
-    """Let a picture component take what a visitor uploaded, and nothing else.
+    """Let a picture component accept uploads of a visitor only.
 
-    Left to itself it opens any path of this machine that a request names, and fetches any address.
+    By default it opens any path of this machine that a request names, and fetches any address.
     """
     import gradio as gr
     from PIL import ImageOps
@@ -257,7 +257,7 @@ def _only_uploads(component: Any) -> None:
         if not path.is_relative_to(uploads) or not path.is_file():
             raise gr.Error("pictures are taken only as uploads")
         if path.stat().st_size > MOST_UPLOAD:
-            raise gr.Error(f"pictures may have {MOST_UPLOAD} bytes")
+            raise gr.Error(f"pictures may have at most {MOST_UPLOAD} bytes")
         try:
             with open_picture(path, "the picture") as picture:
                 return ImageOps.exif_transpose(picture).convert("RGB")
@@ -282,7 +282,7 @@ def _items(features: Features) -> list[Item]:
 
 
 def _thumbnail(encoded: bytes) -> str:
-    """A picture as HTML; bytes that are not a picture are named as such."""
+    """A picture as HTML; for bytes that are not a picture, the error."""
     from PIL import Image
 
     try:

@@ -59,10 +59,10 @@ class Topic(NamedTuple):
 class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Sparse non-negative codes of embeddings, learnt by contrast.
 
-    Rows that belong together get codes that are alike: pairs or groups if they are given, else
-    nearest neighbours with noise. The cosines of the embeddings are a helper: codes imitate them.
-    They are trained for several numbers of entries at once, so `transform(x, k=8)` needs no new
-    training. Only the direction of a row counts; a row of zeros has a code of zeros.
+    Rows that belong together get similar codes: pairs or groups if they are given, else nearest
+    neighbours with noise. An additional term lets codes imitate the cosines of the embeddings.
+    Codes are trained for several numbers of entries at once, so `transform(x, k=8)` needs no new
+    training. Only the direction of a row matters; a row of zeros has a code of zeros.
 
     Wherever embeddings are asked for, `x` may be an array, a tensor, a sparse matrix, a column of
     `datasets` or pandas, a `.npy`, `.npz` or parquet file, or a list of such files. Memmaps and
@@ -82,11 +82,11 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
         temperature: Of `info_nce`.
-        imitation: Weight of the helper term: how near rows are among the others of a batch.
-        teacher_temperature: Of the helper term.
+        imitation: Weight of the additional term: similarities within a batch are imitated.
+        teacher_temperature: Of the additional term.
         noise: Length of the noise that is added to a row in training, as a share of its own.
-        neighbours: Positives are drawn from so many nearest rows, the nearer, the likelier.
-        max_rows: `fit` learns from at most so many rows, drawn at random: memory stays flat.
+        neighbours: Positives are drawn from this many nearest rows, the nearer, the likelier.
+        max_rows: `fit` learns from at most this many rows, drawn at random, to bound the memory.
         verbose: Show progress bars.
         random_state: Seed of everything random.
 
@@ -158,7 +158,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
         Args:
             X: Embeddings, one row per item.
-            y: Ignored, for scikit-learn's sake.
+            y: Ignored; scikit-learn requires it.
             positives: What belongs together: pairs of row numbers, of shape (m, 2); or embeddings
                 of the same shape as `X`, the partner of each row.
             groups: A label per row: rows of one group belong together.
@@ -181,7 +181,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         groups: Any = None,
         other: Any = None,
     ) -> "SparseCoder":
-        """Learn from these rows in one pass, after all that was learnt before; see `fit`."""
+        """Continue to learn, in one pass over these rows; see `fit`."""
         self._check_options()
         return self._learn(X, positives, groups, other, None)
 
@@ -231,7 +231,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         query: bool = False,
         other: bool = False,
     ) -> Iterator[csr_array]:
-        """What `transform` gives, a block of rows at a time: for more rows than fit in memory."""
+        """As `transform`, a block of rows at a time: for more rows than fit in memory."""
         check_is_fitted(self, "heads_")
         if other and len(self.heads_) == 1:
             raise ValueError("this coder has one side only; fit(x, other=y) gives it another")
@@ -298,7 +298,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         *,
         split: str = "train",
     ) -> Features:
-        """Codes with what a person reads of each item, as the atlas and the evals take them."""
+        """Codes with texts and labels of the items, as the atlas and the evals take them."""
         about: dict[str, Any] = {
             "kind": "coder", "split": split, "output": "head", "normalised": True,
             "activation": "relu",
@@ -325,16 +325,16 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return write_atlas(folder)
 
     def findings(self, X: Any, target: Any, *, most_p: float = 0.05) -> list[Finding]:  # noqa: N803
-        """Which dimensions go with a label or a number; see `ncl_multi.metrics.findings`."""
+        """Dimensions associated with a label or a number; see `ncl_multi.metrics.findings`."""
         names = list(self.get_feature_names_out())
         return findings(self.transform(X), target, names, most_p=most_p)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the coder to a folder, whole or not at all; nothing in it is executed at `load`."""
+        """Write the coder to a folder, atomically; nothing in it is executed at `load`."""
         check_is_fitted(self, "heads_")
-        parts = {f"heads.{name}": part for name, part in self.heads_.state_dict().items()}
-        parts |= {f"decoder.{name}": part for name, part in self._decoder.state().items()}
-        parts["idf"] = torch.from_numpy(self.idf_)
+        tensors = {f"heads.{name}": tensor for name, tensor in self.heads_.state_dict().items()}
+        tensors |= {f"decoder.{name}": tensor for name, tensor in self._decoder.state().items()}
+        tensors["idf"] = torch.from_numpy(self.idf_)
         params = {name: _plain(value) for name, value in self.get_params().items()}
         if not isinstance(params["random_state"], int | None):
             params["random_state"] = None
@@ -347,7 +347,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             "error": self.reconstruction_error_,
         }
         with atomic_folder(folder) as unfinished:
-            contiguous = {name: part.contiguous() for name, part in parts.items()}
+            contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(contiguous, unfinished / "coder.safetensors", {"format": FILE_FORMAT})
             write_config(unfinished, "coder", options, {"rows": self.n_rows_})
         return Path(folder)
@@ -360,9 +360,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     @classmethod
     def _build(cls, options: dict[str, Any], folder: Path) -> "SparseCoder":
         params = options["params"]
-        known = cls._get_param_names()
-        if sorted(params) != sorted(known):
-            raise ValueError(f"its params must be {', '.join(known)}; got {', '.join(params)}")
+        names = cls._get_param_names()
+        if sorted(params) != sorted(names):
+            raise ValueError(f"its params must be {', '.join(names)}; got {', '.join(params)}")
         coder = cls(**params)
         coder._check_options()
         coder._build_heads(options["widths"])
@@ -386,16 +386,16 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         )
         for kind in ("heads", "decoder"):
             prefix = f"{kind}."
-            own = {n.removeprefix(prefix): p for n, p in parts.items() if n.startswith(prefix)}
+            state = {n.removeprefix(prefix): p for n, p in parts.items() if n.startswith(prefix)}
             if kind == "heads":
-                self.heads_.load_state_dict(own)
+                self.heads_.load_state_dict(state)
             else:
-                self._decoder = LinearDecoder.of_state(own, self.dims, self.n_features_in_)
+                self._decoder = LinearDecoder.of_state(state, self.dims, self.n_features_in_)
         self.heads_.eval()
         self.idf_ = parts["idf"].numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Codes of the training rows are for `name` only, and may be larger than all the rest.
+        # Codes of the training rows are only used by `name`, and may be larger than the rest.
         return {name: v for name, v in super().__getstate__().items() if name != "_seen"}
 
     def __sklearn_tags__(self) -> Any:
@@ -434,7 +434,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return hasattr(self, "heads_")
 
     def _shards(self, source: Any, side: int = 0) -> Shards:
-        """The rows of a side; what is in memory passes scikit-learn's checks, too."""
+        """The rows of a side; rows in memory are also checked by scikit-learn."""
         if side == 0 and _in_memory(source):
             source = validate_data(
                 self, source, reset=not self._started, accept_sparse="csr", dtype="numeric",
@@ -452,7 +452,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return shards
 
     def _served(self, other: bool = False) -> nn.Module:
-        """The linear map of a side, before ReLU."""
+        """The linear map of a side, before the ReLU."""
         return self.heads_[-1 if other else 0].fold()[0]
 
     def _build_heads(self, widths: Sequence[int]) -> None:
@@ -463,7 +463,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def _learn(
         self, source: Any, positives: Any, groups: Any, other: Any, steps: int | None
     ) -> "SparseCoder":
-        """Train for so many steps, or for one pass, and measure the codes."""
+        """Train for `steps`, or one pass if None, and measure the codes."""
         sides = [self._shards(source)] + ([] if other is None else [self._shards(other, 1)])
         if self._started and len(self.heads_) != len(sides):
             raise ValueError(f"this coder has {len(self.heads_)} sides; got {len(sides)}")
@@ -504,7 +504,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         )  # fmt: skip
 
     def _measure(self, data: Examples, seed: int, *, keep: bool) -> None:
-        """Rarity of dimensions and the decoder, on rows that were learnt from."""
+        """Fit `idf_` and the decoder on training rows."""
         x = data.sides[0].numpy()
         if keep:
             x = self._kept = _reservoir(getattr(self, "_kept", x[:0]), x, self.n_rows_, seed)
@@ -519,11 +519,11 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
 
 def _in_memory(source: Any) -> bool:
-    """Whether scikit-learn may look at the whole of it."""
+    """Whether scikit-learn may validate the whole array."""
     if isinstance(source, np.memmap | Tensor | str | Path):
         return False
     if isinstance(source, list | tuple):
-        return not any(isinstance(part, str | Path | Tensor) for part in source)
+        return not any(isinstance(entry, str | Path | Tensor) for entry in source)
     if getattr(source, "ndim", 2) == 1 and hasattr(source, "iloc"):
         return False
     return issparse(source) or hasattr(source, "__array__") or hasattr(source, "iloc")
@@ -535,7 +535,7 @@ def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
 
 @torch.inference_mode()
 def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
-    """Unit codes of a few rows: the k largest entries of what the folded head puts out."""
+    """Unit codes of a few rows: the k largest entries of the folded head's output."""
     # A copy: torch warns of the read-only rows of a memmap.
     h = unit_rows(torch.from_numpy(np.array(x, order="C")))
     z = F.relu(served(h))
@@ -545,32 +545,32 @@ def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> 
     dims, order = dims.sort(dim=1)
     values = F.normalize(values.gather(1, order), dim=1) * h.any(dim=1, keepdim=True)
     active = values > 0
-    # Both of 32 bits: parts of scikit-learn refuse wider ones.
+    # Both with 32 bits: parts of scikit-learn refuse wider ones.
     indptr = np.concatenate([[0], active.sum(dim=1).cumsum(0).numpy()]).astype(np.int32)
     entries = (values[active].numpy(), dims[active].numpy().astype(np.int32), indptr)
     return csr_array(entries, shape=(len(x), z.shape[1]))
 
 
-def _reservoir(kept: np.ndarray, new: np.ndarray, seen: int, seed: int) -> np.ndarray:
-    """At most 4,096 rows of all that were seen, each with about the same chance."""
+def _reservoir(sample: np.ndarray, new: np.ndarray, seen: int, seed: int) -> np.ndarray:
+    """A sample of at most 4,096 of all rows seen, each with about the same probability."""
     generator = np.random.default_rng(seed)
     share = len(new) / seen
-    if len(kept) + len(new) > _KEPT:
-        count = min(len(new), max(_KEPT - len(kept), round(_KEPT * share)))
+    if len(sample) + len(new) > _KEPT:
+        count = min(len(new), max(_KEPT - len(sample), round(_KEPT * share)))
         new = new[generator.permutation(len(new))[:count]]
-        kept = kept[generator.permutation(len(kept))[: _KEPT - count]]
-    return np.concatenate([kept, new])
+        sample = sample[generator.permutation(len(sample))[: _KEPT - count]]
+    return np.concatenate([sample, new])
 
 
 def _whole(name: str, number: Any, least: int) -> int:
-    """The number itself, if it is whole and not too small."""
+    """Return the number if it is whole and at least `least`."""
     if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {number!r}")
     return int(number)
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as JSON has it: numbers and lists of NumPy are not."""
+    """A parameter as a JSON value: converts NumPy numbers and arrays."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return [_plain(one) for one in value] if isinstance(value, list | tuple | range) else value

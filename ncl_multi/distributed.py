@@ -1,8 +1,8 @@
-"""Rows and sums from all processes, with gradients: the only file that knows of processes.
+"""Rows and sums from all processes, with gradients: all collective calls are in this file.
 
-What is computed from rows of all processes sends back to each process the sum of what all of them
-have to say about its own rows. DDP then takes the mean over processes, and the two cancel: the
-gradient is that of one process with the whole batch, exactly.
+The backward pass of a gather gives each process the sum, over all processes, of the gradients of
+its rows. DDP then takes the mean over processes, and the two cancel: the gradient is exactly that
+of one process with the whole batch.
 """
 
 import zlib
@@ -22,7 +22,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """The number of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -32,7 +32,7 @@ def is_main() -> bool:
 
 
 def barrier() -> None:
-    """Go on when all processes have come this far."""
+    """Wait until all processes have reached this line."""
     if world_size() > 1:
         dist.barrier()
 
@@ -40,8 +40,8 @@ def barrier() -> None:
 def gather(z: Tensor, counts: Sequence[int] | None = None) -> Tensor:
     """All processes' rows, in order of rank.
 
-    Every process must pass as many rows, or `counts` says how many each of them passes. With one
-    process this returns `z` itself, so a training step may always say `gather`.
+    Every process must pass the same number of rows, or `counts` lists the number of each. With one
+    process this returns `z` itself, so a training step may always call it.
     """
     return z if world_size() == 1 else _Gather.apply(z, counts or [len(z)] * world_size())
 
@@ -64,15 +64,15 @@ def all_reduce_logsumexp(x: Tensor) -> Tensor:
 
 
 def agree(error: str | None, rows: int, device: torch.device, **options: Any) -> list[int]:
-    """How many rows each process has, after all of them were found fit to start.
+    """The number of rows of each process, after all have passed their checks.
 
     Raises the same error on all processes if one of them has an `error`, has no rows, or passes
-    other `options` than the rest. Without this the others would wait for it for ever.
+    other `options` than the others. Without this the others would wait forever.
     """
     digest = zlib.crc32(repr(options).encode())
-    own = torch.tensor([-1 if error else rows, digest], device=device)
-    facts = own.new_empty(2 * world_size())
-    dist.all_gather_into_tensor(facts, own)
+    local = torch.tensor([-1 if error else rows, digest], device=device)
+    facts = local.new_empty(2 * world_size())
+    dist.all_gather_into_tensor(facts, local)
     counts, digests = facts.view(-1, 2).T.tolist()
     if min(counts) > 0 and len(set(digests)) == 1:
         return counts
@@ -82,7 +82,7 @@ def agree(error: str | None, rows: int, device: torch.device, **options: Any) ->
 
 
 class Exchange:
-    """How rows of this process meet the rows of all: here there is only one process.
+    """Iterates over the rows of all processes; this base class is for one process.
 
     Rows of this process are anything that can be sliced into tensors. Those of others come in
     pieces of `piece` rows.
@@ -94,35 +94,35 @@ class Exchange:
 
     @property
     def own(self) -> slice:
-        """Which rows of the whole batch belong to this process."""
+        """The rows of the whole batch that belong to this process."""
         return self.span(self.rank)
 
     def span(self, owner: int, part: slice = slice(None)) -> slice:
-        """Which rows of the whole batch belong to a process, or to a part of its rows."""
+        """The rows of the whole batch that belong to a process, or to a part of its rows."""
         start = sum(self.counts[:owner])
         inside = range(start, start + self.counts[owner])[part]
         return slice(inside.start, inside.stop)
 
     def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
-        """A process's number, which of its rows, and these rows, until all had their turn."""
+        """For each process its number, a slice of its rows, and these rows."""
         yield self.rank, slice(0, self.counts[self.rank]), views
 
     def blocks_with_gradients(
         self, views: Sequence[Any], gradients: Views
     ) -> Iterator[tuple[int, slice, Sequence[Any], Views]]:
-        """The same, with room to add gradients to; `gradients` are those of this process's rows.
+        """The same, with buffers to add gradients to; `gradients` are those of this process's rows.
 
-        At the end they have in them what all processes have added.
+        At the end they contain the sum over all processes.
         """
         yield self.rank, slice(0, self.counts[self.rank]), views, gradients
 
     @property
     def _pieces(self) -> int:
-        """All processes have as many, and none is empty."""
+        """Number of pieces, the same for all processes; none is empty."""
         return min(min(self.counts), -(-max(self.counts) // (self.piece or self.rows)))
 
     def _part(self, owner: int, piece: int) -> slice:
-        """Which rows of its owner a piece has."""
+        """The rows of its owner that are in a piece."""
         count = self.counts[owner]
         return slice(count * piece // self._pieces, count * (piece + 1) // self._pieces)
 
@@ -165,7 +165,7 @@ class GatherExchange(Exchange):
                     yield owner, parts[owner], [rows[owner, :count] for rows in everyone]
 
     def _send_home(self, owner: int, sums: Views, totals: Views) -> Callable[[], None]:
-        """Start to add up an owner's gradients; call what is returned to wait for the end."""
+        """Start the reduction of an owner's gradients; call the result to wait for it."""
         works = [dist.reduce(block, owner, async_op=True) for block in sums]
 
         def arrive() -> None:
@@ -178,11 +178,11 @@ class GatherExchange(Exchange):
 
 
 class RingExchange(Exchange):
-    """Pieces of all processes' rows go round, each process sends to the one before it.
+    """Pieces of all processes' rows travel around a ring; each process sends to the previous one.
 
-    A process holds two pieces at a time, the present one and the next, which arrives while the
-    present one is computed. In the backward the gradients of a piece go round behind it, and come
-    home after its last stop.
+    A process has two pieces at a time, the present one and the next, which arrives while the
+    present one is computed. In the backward pass the gradients of a piece follow it, and reach its
+    owner after the last step.
     """
 
     def blocks(self, views: Sequence[Any]) -> Iterator[tuple[int, slice, Sequence[Any]]]:
@@ -209,7 +209,7 @@ class RingExchange(Exchange):
             sums = [torch.zeros_like(block) for block in blocks]
             yield owner, part, blocks, sums
             arrive()
-            # What the process ahead has sent: of this piece, or of this process's last one.
+            # Gradients from the next process: of this piece, or of the last one of this process.
             into = sums if step > 1 else self._of_home(gradients, piece - 1)
             for total, received in zip(into, arriving, strict=False):
                 total += received
@@ -233,7 +233,7 @@ class RingExchange(Exchange):
     def _next_piece(
         self, views: Sequence[Any], present: Views, stops: list[tuple[int, int]], number: int
     ) -> tuple[Views, Callable[[], None]]:
-        """Send on what the process before needs next, and receive what this one does."""
+        """Send the piece that the previous process needs next, and receive the next one."""
         if number == len(stops):
             return [], _nothing
         piece, step = stops[number]
@@ -243,14 +243,14 @@ class RingExchange(Exchange):
         return arriving, self._pass_on(leaving, arriving)
 
     def _pass_on(self, leaving: Views, arriving: Views) -> Callable[[], None]:
-        """Send blocks one process back, and receive those of the process ahead.
+        """Send blocks to the previous process, and receive those of the next one.
 
         Call what is returned to wait for the end. It also keeps what leaves in memory until then.
         """
         world = len(self.counts)
-        before, after = (self.rank - 1) % world, (self.rank + 1) % world
-        sends = [dist.P2POp(dist.isend, block.contiguous(), before) for block in leaving]
-        receives = [dist.P2POp(dist.irecv, block, after) for block in arriving]
+        previous, following = (self.rank - 1) % world, (self.rank + 1) % world
+        sends = [dist.P2POp(dist.isend, block.contiguous(), previous) for block in leaving]
+        receives = [dist.P2POp(dist.irecv, block, following) for block in arriving]
         messages = [*sends, *receives]
         works = dist.batch_isend_irecv(messages)
 
@@ -275,7 +275,7 @@ def _wait(works: Sequence[Any]) -> None:
 
 
 def _padded_gather(z: Tensor, counts: Sequence[int]) -> Tensor:
-    """Rows of all, process by process, each filled up to as many as the largest has."""
+    """Rows of all processes, each padded to the largest number of rows."""
     most = max(counts)
     if len(z) < most:
         z = torch.cat([z, z.new_zeros((most - len(z), *z.shape[1:]))])
@@ -285,7 +285,7 @@ def _padded_gather(z: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def _disagreement(states: list[Any]) -> str:
-    """What to tell all processes: what is wrong on one of them, or where they differ."""
+    """The error for all processes: what is wrong on one of them, or where they differ."""
     for process, (error, rows, _) in enumerate(states):
         if error or rows < 1:
             reason = error or "it has no rows. Use drop_last=True in the loader"

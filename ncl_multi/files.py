@@ -1,6 +1,6 @@
-"""The one gate for files: written whole or not at all, looked at before they are read.
+"""All reading and writing of files: written atomically, checked before they are read.
 
-A file may come from anyone. So its size, its names, its dtypes and its shapes are compared with
+A file may be untrusted. So its size, its names, its dtypes and its shapes are compared with
 what is expected before memory is taken for it, and every refusal is a `ValueError` that names the
 file.
 """
@@ -54,8 +54,8 @@ DAMAGE = (
     MemoryError, NotImplementedError, OSError, RuntimeError, SyntaxError, TypeError,
     UnpicklingError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What readers of other libraries raise at bytes that are not what they expect."""
-# Keys of settings by which a library fetches or opens what is not in the folder.
+"""What readers of other libraries raise for unexpected bytes."""
+# Keys of settings for which a library fetches or opens files outside of the folder.
 _ELSEWHERE = (
     "checkpoint_path",
     "gguf_file",
@@ -80,16 +80,16 @@ _HERE = -100
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Give a path to write to; what was written takes its place when the block ends without error.
+    """Yield a path to write to; it replaces `path` when the block ends without error.
 
-    The old file stays until then, so a full disk or a kill leaves it untouched. What killed
-    processes of this machine left is removed.
+    The old file stays until then, so a full disk or a kill leaves it untouched. Leftovers of killed
+    processes of this machine are removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{_MACHINE}.*.part"):
-        if not _is_running(left.name.split(".")[-2]):
-            left.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{_MACHINE}.*.part"):
+        if not _is_running(leftover.name.split(".")[-2]):
+            leftover.unlink(missing_ok=True)
     unfinished = path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.part")
     try:
         yield unfinished
@@ -104,14 +104,13 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Give an empty folder to write to; it takes the place of `path` when the block ends well.
+    """Yield an empty folder to write to; it replaces `path` when the block ends without error.
 
     After a full disk or a kill, `path` is the old folder or the new one. Linux and macOS swap the
     two in one call. Elsewhere, and on file systems without that call, there is a moment between two
-    renames in which the old folder is called `.<name>.old`; the next save brings it back.
+    renames in which the old folder is called `.<name>.old`; the next save restores it.
 
-    Files of the old folder that were not written again stay, so that a folder under version control
-    or with notes of its user loses nothing.
+    Files of the old folder that were not written again are kept, such as `.git` or notes of a user.
 
     Example:
         >>> import tempfile
@@ -125,39 +124,39 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     if path.exists() and (not path.is_dir() or path == Path.cwd()):
         raise ValueError(f"{path} must be a folder other than the current one; choose another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, old = (path.with_name(f".{path.name}.{end}") for end in ("part", "old"))
+    unfinished, old = (path.with_name(f".{path.name}.{end}") for end in ("part", "old"))
     with FileLock(path.with_name(f".{path.name}.lock")):
-        # Only the holder of the lock is here, so these are what a killed process left.
+        # This process has the lock, so these are leftovers of a killed process.
         if old.exists() and not path.exists():
             old.rename(path)
-        for left in (part, old):
-            if left.exists():
-                shutil.rmtree(left)
-        part.mkdir()
+        for leftover in (unfinished, old):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        unfinished.mkdir()
         try:
-            yield part
+            yield unfinished
             if path.exists():
-                _link_the_rest(path, part)
-            _flush(part)
+                _link_the_rest(path, unfinished)
+            _flush(unfinished)
             if not path.exists():
-                part.rename(path)
-            elif not _swap(part, path):
+                unfinished.rename(path)
+            elif not _swap(unfinished, path):
                 path.rename(old)
-                part.rename(path)
+                unfinished.rename(path)
             _flush_entry(path.parent)
         finally:
             if old.exists() and not path.exists():
                 old.rename(path)
-            for left in (part, old):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in (unfinished, old):
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def link_equal_files(folder: str | Path, least_bytes: int = 2**20) -> int:
-    """Let equal files below a folder share their place on the disk; return how many bytes it freed.
+    """Replace equal files below a folder by hard links; return the number of bytes freed.
 
-    They become hard links of one file, such as the frozen encoder that a model, its twin and its
-    export each contain. Saves here replace files and never write into them, so a link is as good
-    as a copy. Where there are no hard links, nothing changes.
+    An example is the frozen encoder that a model, its twin and its export each contain. Saves
+    replace files and never write into them, so a link is as good as a copy. Without hard links
+    nothing changes.
 
     Example:
         >>> import tempfile
@@ -168,12 +167,12 @@ def link_equal_files(folder: str | Path, least_bytes: int = 2**20) -> int:
         1048576
     """
     freed = 0
-    known: dict[tuple[int, bytes], Path] = {}
+    first_by_content: dict[tuple[int, bytes], Path] = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.is_symlink() or not path.is_file() or path.stat().st_size < least_bytes:
             continue
         key = path.stat().st_size, _digest(path)
-        first = known.setdefault(key, path)
+        first = first_by_content.setdefault(key, path)
         if first.samefile(path):
             continue
         with suppress(OSError):
@@ -186,7 +185,7 @@ def link_equal_files(folder: str | Path, least_bytes: int = 2**20) -> int:
 
 @contextmanager
 def lock_folder(path: str | Path) -> Iterator[None]:
-    """Keep a folder for this process; a second one is refused at once. A kill frees it.
+    """Lock a folder for this process; a second one is refused at once. A kill releases it.
 
     Example:
         >>> import tempfile
@@ -216,9 +215,9 @@ def read_json(
     *,
     most_bytes: int = MOST_JSON,
 ) -> dict[str, Any]:
-    """The object in a JSON file, which has all `keys`, perhaps `optional` ones, and no others.
+    """The object in a JSON file, with all `keys`, perhaps `optional` ones, and no others.
 
-    Without `keys` it may have any.
+    Without `keys` any are accepted.
 
     Example:
         >>> import tempfile
@@ -249,7 +248,7 @@ def check_keys(
 
 
 def parse_json(content: bytes | str, where: str | Path) -> Any:
-    """A JSON value that is not nested too deeply; `where` is what errors call it."""
+    """A JSON value that is not nested too deeply; `where` names it in errors."""
     try:
         value = json.loads(content)
     except RecursionError:
@@ -282,7 +281,7 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
 
 
 def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
-    """Refuse a model folder that asks the library which loads it to run code.
+    """Refuse a model folder that could make the library which loads it run code.
 
     Only files with these suffixes may be there, and no settings file may have a key that names code
     (`auto_map`), allows it (`trust_remote_code`) or fetches it (an attention kernel of the hub), or
@@ -302,7 +301,7 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
             continue
         if not path.is_file() or path.suffix not in suffixes or path.name in _FETCHES:
             raise ValueError(
-                f"{path} does not belong into a saved model: expected only files that end in "
+                f"{path} does not belong in a saved model: expected only files that end in "
                 f"{', '.join(sorted(suffixes))}. It was not loaded; remove it if you trust the rest"
             )
         if path.suffix == ".json" and path.name not in _VOCABULARIES:
@@ -313,9 +312,9 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep libraries from asking the hub, in all threads, while a folder is loaded.
+    """Keep libraries offline, in all threads, while a folder is loaded.
 
-    The folder may name models that a library would fetch, in keys that nobody has thought of.
+    Settings may name models that a library would fetch, in keys that are not checked.
     """
     from huggingface_hub import constants
 
@@ -326,10 +325,10 @@ def offline() -> Iterator[None]:
         yield
     finally:
         with _loading:
-            before = _loads.pop()
-            # Of loads that overlap, the last to end restores what the first found.
+            was_offline = _loads.pop()
+            # If loads overlap, the last one to end restores the value.
             if not _loads:
-                constants.HF_HUB_OFFLINE = before
+                constants.HF_HUB_OFFLINE = was_offline
 
 
 @dataclass(frozen=True)
@@ -387,14 +386,14 @@ def read_safetensors(
             )
         axes = (rules[0].ndim,) if isinstance(rules[0].ndim, int) else rules[0].ndim
         if not isinstance(shape, list) or len(shape) not in axes:
-            wanted = " or ".join(map(str, axes))
-            raise ValueError(f"{path} is damaged: {name} must have {wanted} axes; got {shape}")
+            allowed = " or ".join(map(str, axes))
+            raise ValueError(f"{path} is damaged: {name} must have {allowed} axes; got {shape}")
     missing = [n for n, rule in expected.items() if rule.required and "*" not in n]
     missing = [name for name in missing if name not in header]
     if missing:
         raise ValueError(f"{path} is damaged: it has no {', '.join(missing)}. Write it again")
     try:
-        # It refuses tensors that overlap, leave gaps or end elsewhere than the file.
+        # It refuses tensors that overlap, leave gaps or do not end with the file.
         with safe_open(path, framework=framework) as file:
             return {name: file.get_tensor(name) for name in header}, metadata
     except (SafetensorError, OSError, OverflowError) as error:
@@ -439,9 +438,9 @@ def check_zip(path: str | Path, *, compressed: bool = True) -> None:
     Without `compressed`, parts may not be compressed, so they take no more than the file.
     """
     with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-    total, size = sum(part.file_size for part in parts), Path(path).stat().st_size
-    plain = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+        members = archive.infolist()
+    total, size = sum(member.file_size for member in members), Path(path).stat().st_size
+    plain = all(member.compress_type == zipfile.ZIP_STORED for member in members)
     if total > (most_memory(size) if compressed else size) or not (compressed or plain):
         raise ValueError(f"its parts are larger than the file: {total} bytes in {size}")
 
@@ -452,9 +451,9 @@ def most_memory(file_size: int) -> int:
 
 
 def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Any:
-    """A Pillow image, not yet decoded, of a usual format and at most `MOST_PIXELS` pixels.
+    """A Pillow image, not yet decoded, of a common format and at most `MOST_PIXELS` pixels.
 
-    `file` is a path or the encoded bytes; `name` is what errors call it.
+    `file` is a path or the encoded bytes; `name` names it in errors.
 
     Example:
         >>> import io
@@ -486,7 +485,7 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
 
 
 def _is_running(process: str) -> bool:
-    """Whether a process of this number may be running; Windows cannot be asked."""
+    """Whether a process of this number may be running; on Windows always true."""
     if os.name != "posix" or not process.isdecimal():
         return True
     try:
@@ -507,15 +506,15 @@ def _digest(path: Path) -> bytes:
 
 
 def _check_settings(path: Path) -> None:
-    left = [parse_json(read_bytes(path, _MOST_SETTINGS), path)]
-    while left:
-        value = left.pop()
+    pending = [parse_json(read_bytes(path, _MOST_SETTINGS), path)]
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            left += value
+            pending += value
         elif isinstance(value, str) and _SCHEME.match(value):
             raise ValueError(f"{path} names {value!r:.80}, which is not in its folder")
         elif isinstance(value, dict):
-            left += value.values()
+            pending += value.values()
             for key, setting in value.items():
                 if "layer" in key and isinstance(setting, int) and setting > _MOST_LAYERS:
                     raise ValueError(f"{path} asks for {key} {setting}; at most {_MOST_LAYERS}")
@@ -526,7 +525,7 @@ def _check_settings(path: Path) -> None:
                     )
                 if key in _ELSEWHERE and setting:
                     raise ValueError(
-                        f"{path} has the key {key!r}, which asks for files outside its folder; it "
+                        f"{path} has the key {key!r}, which names files outside its folder; it "
                         f"was not loaded"
                     )
 
@@ -536,8 +535,8 @@ def _header(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is a folder; expected a safetensors file")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        there = path.stat().st_size - 8
-        if not 2 <= size <= there:
+        available = path.stat().st_size - 8
+        if not 2 <= size <= available:
             raise ValueError(f"{path} is not a safetensors file, or was cut short")
         if size > MOST_HEADER:
             raise ValueError(f"{path} has a header of {size} bytes; at most {MOST_HEADER} are read")
@@ -549,7 +548,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _link_the_rest(old: Path, new: Path) -> None:
-    """Bring entries that only the old folder has into the new one."""
+    """Link entries that only the old folder has into the new one."""
     for entry in old.iterdir():
         target = new / entry.name
         if os.path.lexists(target):
@@ -571,7 +570,7 @@ def _link(source: str | Path, target: str | Path) -> str | Path:
 
 
 def _swap(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; False where the system cannot."""
+    """Exchange the names of two folders atomically; False if the system cannot."""
     c = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     names = (os.fsencode(one), os.fsencode(other))
     if c is not None and sys.platform == "darwin" and hasattr(c, "renamex_np"):
@@ -583,16 +582,16 @@ def _swap(one: Path, other: Path) -> bool:
 
 def _flush(folder: Path) -> None:
     """Wait until a folder and all in it are on the disk."""
-    for here, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
-            if (path := Path(here, name)).is_file() and not path.is_symlink():
+            if (path := Path(directory, name)).is_file() and not path.is_symlink():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-        _flush_entry(Path(here))
+        _flush_entry(Path(directory))
 
 
 def _flush_entry(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk; Windows opens no folders."""
+    """Wait until the names in a folder are on the disk; Windows cannot open folders."""
     if os.name == "posix":
         number = os.open(folder, os.O_RDONLY)
         try:

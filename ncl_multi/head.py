@@ -1,4 +1,4 @@
-"""The non-negative head: features in, sparse readable codes out."""
+"""The non-negative head, from features to sparse readable codes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +22,7 @@ Start = Literal["axes", "clusters"]
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The options of a `NonNegHead`, which explains them.
+    """The options of a `NonNegHead`; they are explained there.
 
     Example:
         >>> HeadOptions(2048, k=32).build(384).out_dim
@@ -42,7 +42,7 @@ class HeadOptions:
         return NonNegHead(in_dim, options.pop("dims"), **options)
 
     def signed(self) -> "HeadOptions":
-        """Those of the signed twin: nothing non-negative or sparse, and no other change."""
+        """The options of the signed twin: no activation, density or k, no other change."""
         return replace(self, activation="none", density=None, k=None)
 
 
@@ -56,13 +56,13 @@ class NonNegHead(nn.Module):
         activation: `relu`, `rep_relu` (ReLU forward, GELU gradient: revives silent units),
             `softplus`, `sigmoid`, `exp`; or a signed baseline, `none`, `gelu`, `leaky_relu`.
         batch_norm: Standardise each dimension over the batch, and over all processes, before the
-            activation. On by default: no dimension starts or falls dead, and training cannot sit
-            at chance. Off is the paper's projector; its bias is set from the first batch so that
-            every dimension starts alive.
-        density: The sparsity dial: every dimension fires for about this share of rows. What is
-            subtracted is first the value that this share of a standard normal exceeds, so it needs
-            `batch_norm`; a dimension that fires more or less in training then has its own threshold
-            raised or lowered. Train with `anneal` to come down to it gradually.
+            activation. On by default: no dimension can die, and training cannot stay at chance.
+            Off is the paper's projector; its bias is set from the first batch so that every
+            dimension starts alive.
+        density: The sparsity dial: every dimension fires for about this share of rows. The
+            threshold is the value that this share of a standard normal exceeds, so it needs
+            `batch_norm`; in training the threshold of a dimension is then raised if it fires too
+            often, and lowered if too rarely. Train with `anneal` to lower the density gradually.
         k: Keep only the k largest entries of a row.
 
     Example:
@@ -92,8 +92,8 @@ class NonNegHead(nn.Module):
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1; got {size}")
         if activation not in _SERVED:
-            known = ", ".join(_SERVED)
-            raise ValueError(f"activation must be one of {known}; got {activation!r}")
+            names = ", ".join(_SERVED)
+            raise ValueError(f"activation must be one of {names}; got {activation!r}")
         if k is not None and not 1 <= k <= out_dim:
             raise ValueError(f"k must lie in 1..{out_dim}, the head's width; got {k}")
         if density is not None:
@@ -121,7 +121,7 @@ class NonNegHead(nn.Module):
             self.register_buffer("share", torch.tensor(density))
             self.register_buffer("threshold", torch.tensor(_threshold(density)))
             self.register_buffer("own_threshold", torch.zeros(out_dim))
-        # Weights that were loaded are not to be touched by the first batch.
+        # The first batch must not change weights that were loaded.
         self._fresh = not batch_norm
         self.register_load_state_dict_post_hook(_not_fresh)
 
@@ -149,10 +149,10 @@ class NonNegHead(nn.Module):
         return z if self.k is None else top_k(z, self.k)
 
     def anneal(self, progress: float) -> None:
-        """Set the density in force at this share of the run, from 0 to 1.
+        """Set the density for this share of the run, from 0 to 1.
 
-        It falls from one half to `density` over the first 70 %, geometrically, which costs much
-        less quality than starting there. `fit` calls this before every step.
+        It falls geometrically from one half to `density` over the first 70 %, which costs much less
+        quality than starting there. `fit` calls this before every step.
         """
         if self.density is not None:
             share = 0.5 * (self.density / 0.5) ** min(progress / 0.7, 1.0)
@@ -163,18 +163,18 @@ class NonNegHead(nn.Module):
     def start_on(
         self, x: Float[Tensor, "n in_dim"], way: Start = "axes", *, plain: bool = False
     ) -> None:
-        """Let the dimensions start on what these features are made of, not at random.
+        """Start the dimensions on axes or clusters of these features, not at random.
 
         Args:
-            x: Features, centred if the head is to be trained on centred ones.
+            x: Features, centred if the head is trained on centred ones.
             way: `axes` are those of `sparse_axes`, the strongest first. Each gives two dimensions,
-                one for either direction, so that the largest entries of a row hold much of it.
+                one per direction, so that the largest entries of a row contain much of it.
                 `clusters` gives each dimension one of the centres of `k_means`, for k-means++
-                seeded by torch's generator, so that it fires for rows of one kind.
+                seeded by torch's generator, so that it fires for similar rows.
             plain: For a head without `batch_norm`: all directions of unit length and no bias, so
                 that entries start as cosines. The first batch does not standardise them.
 
-        Where there are fewer axes or distinct rows than dimensions, the last dimensions keep their
+        If there are fewer axes or distinct rows than dimensions, the last dimensions keep their
         random start.
 
         Example:
@@ -193,7 +193,7 @@ class NonNegHead(nn.Module):
 
     @torch.no_grad()
     def start_at(self, directions: Float[Tensor, "m in_dim"], *, plain: bool = False) -> None:
-        """Let the first dimensions start as these directions, as long as random ones on average.
+        """Start the first dimensions as these directions, with the average length of random ones.
 
         For `plain` see `start_on`.
         """
@@ -211,7 +211,7 @@ class NonNegHead(nn.Module):
 
     @torch.no_grad()
     def centre_on(self, mean: Float[Tensor, " in_dim"]) -> None:
-        """Let features at this mean come out as zero, in a linear head without `batch_norm`.
+        """Map this mean to zero, in a linear head without `batch_norm`.
 
         The first batch then does not standardise the dimensions: they keep their lengths.
         """
@@ -221,9 +221,9 @@ class NonNegHead(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> nn.Sequential:
-        """The head as it serves: normalisation and threshold merged into plain linear layers.
+        """The head for inference: normalisation and threshold are merged into linear layers.
 
-        Linear and ReLU, nothing else, unless a hidden layer, another activation or `k` asks for it.
+        Only Linear and ReLU, unless there is a hidden layer, another activation or `k`.
         """
         centre = None if self.centre is None else self.centre.mean
         shift = None if self.density is None else self.threshold + self.own_threshold
@@ -254,8 +254,8 @@ class NonNegHead(nn.Module):
     def signed(self) -> "NonNegHead":
         """The signed baseline with the same weights."""
         twin = self.options.signed().build(self.in_dim).to(self.out.weight)
-        mine = self.state_dict()
-        twin.load_state_dict({name: mine[name] for name in twin.state_dict()})
+        state = self.state_dict()
+        twin.load_state_dict({name: state[name] for name in twin.state_dict()})
         twin._fresh = self._fresh
         return twin.train(self.training)
 
@@ -264,13 +264,13 @@ class NonNegHead(nn.Module):
 
     @torch.no_grad()
     def _keep_to_share(self, h: Tensor) -> None:
-        """Raise the threshold of a dimension that fires too often, lower that of a silent one."""
+        """Raise thresholds of dimensions that fire too often, lower those of the others."""
         fired = all_reduce_sum((h > 0).sum(dim=0).float()) / (len(h) * world_size())
         self.own_threshold += 0.1 * (fired / self.share - 1)
 
     @torch.no_grad()
     def _start_alive(self, x: Tensor) -> None:
-        """Scale and shift the weights so that the first batch comes out standardised."""
+        """Scale and shift the weights so that outputs of the first batch are standardised."""
         if len(x) * world_size() < 2:
             return
         mean, variance = moments(at_least_float32(self.out(x)))
@@ -282,7 +282,7 @@ class NonNegHead(nn.Module):
 
 @torch.no_grad()
 def sparse_axes(x: Float[Tensor, "n d"], steps: int = 60) -> Float[Tensor, "d d"]:
-    """The rotation, one axis per row, that makes unit rows sparse: their fourth powers are largest.
+    """The rotation, one axis per row, that makes unit rows sparsest by their fourth powers.
 
     As in varimax and independent component analysis. Each step is the best rotation towards the
     gradient.
@@ -312,10 +312,10 @@ def axes_both_ways(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
 
 @torch.no_grad()
 def k_means(x: Float[Tensor, "n d"], k: int, steps: int = 15) -> Float[Tensor, "m d"]:
-    """Centres of k clusters of rows: k-means++, then Lloyd's steps until nothing moves.
+    """Centres of k clusters of rows: k-means++, then Lloyd's steps until they converge.
 
-    Random numbers come from torch's generator. Fewer than k distinct rows give as many centres
-    as there are distinct rows. A cluster that loses all its rows keeps its centre.
+    Random numbers come from torch's generator. With fewer than k distinct rows there are as many
+    centres as distinct rows. An empty cluster keeps its centre.
 
     Example:
         >>> x = torch.tensor([[0.0], [2.0], [10.0], [12.0]])
@@ -328,8 +328,8 @@ def k_means(x: Float[Tensor, "n d"], k: int, steps: int = 15) -> Float[Tensor, "
     nearest = None
     for _ in range(steps):
         length = centres.square().sum(dim=1)
-        # Rows in pieces: all distances at once could be larger than the rows themselves.
-        before, nearest = (
+        # In chunks: the matrix of all distances could be larger than the rows.
+        previous, nearest = (
             nearest,
             torch.cat(
                 [
@@ -338,7 +338,7 @@ def k_means(x: Float[Tensor, "n d"], k: int, steps: int = 15) -> Float[Tensor, "
                 ]
             ),
         )
-        if before is not None and torch.equal(before, nearest):
+        if previous is not None and torch.equal(previous, nearest):
             break
         count = torch.bincount(nearest, minlength=len(centres))[:, None]
         total = torch.zeros_like(centres).index_add_(0, nearest, x)
@@ -347,7 +347,7 @@ def k_means(x: Float[Tensor, "n d"], k: int, steps: int = 15) -> Float[Tensor, "
 
 
 def _spread_rows(x: Tensor, k: int) -> Tensor:
-    """k-means++: each next row is drawn with odds of its squared distance to those drawn before."""
+    """k-means++: the next row is drawn in proportion to its squared distance to the drawn ones."""
     around = x - x.mean(dim=0)
     length = around.square().sum(dim=1)
     far = torch.full_like(length, torch.inf)
@@ -355,7 +355,7 @@ def _spread_rows(x: Tensor, k: int) -> Tensor:
     while len(drawn) < k:
         both = length + length[drawn[-1]]
         apart = both - 2 * (around @ around[drawn[-1]])
-        # A difference of rounding is none: equal rows are not drawn twice.
+        # Rounding errors count as zero: equal rows are not drawn twice.
         far = torch.minimum(far, torch.where(apart > 1e-5 * both, apart, 0.0))
         odds = far.double().cumsum(dim=0)
         if odds[-1] == 0:
@@ -387,7 +387,7 @@ def top_k(z: Float[Tensor, "n d"], k: int) -> Float[Tensor, "n d"]:
 
 
 def top_ks(z: Float[Tensor, "n d"], ks: Sequence[int]) -> list[Float[Tensor, "n d"]]:
-    """`top_k` for several k at once, which takes one search for the largest entries, not several.
+    """`top_k` for several k at once, with one search for the largest entries.
 
     Example:
         >>> top_ks(torch.tensor([[3.0, 1.0, 2.0]]), (2, 1))
@@ -396,10 +396,10 @@ def top_ks(z: Float[Tensor, "n d"], ks: Sequence[int]) -> list[Float[Tensor, "n 
     for k in ks:
         if not 1 <= k <= z.shape[1]:
             raise ValueError(f"k must lie in 1..{z.shape[1]}, the number of dimensions; got {k}")
-    # They come sorted: those for fewer are the first of those for more.
-    kept = z.abs().topk(max(ks), dim=1).indices
-    largest = z.gather(1, kept)
-    return [torch.zeros_like(z).scatter_(1, kept[:, :k], largest[:, :k]) for k in ks]
+    # They are sorted: the entries for a smaller k are the first of those for a larger one.
+    indices = z.abs().topk(max(ks), dim=1).indices
+    largest = z.gather(1, indices)
+    return [torch.zeros_like(z).scatter_(1, indices[:, :k], largest[:, :k]) for k in ks]
 
 
 class _Exp(nn.Module):
@@ -428,14 +428,14 @@ def _activate(h: Tensor, activation: Activation) -> Tensor:
 
 
 def _threshold(share: float) -> float:
-    """What a share of a standard normal exceeds."""
+    """The value that this share of a standard normal exceeds."""
     return NormalDist().inv_cdf(1 - share)
 
 
 def _merge(
     linear: nn.Linear, centre: Tensor | None, norm: SharedNorm | None, shift: Tensor | None
 ) -> nn.Linear:
-    """A linear layer that also does what comes before and after it."""
+    """A linear layer merged with centring before it, and norm and threshold after it."""
     weight, bias = linear.weight.double(), linear.weight.new_zeros(linear.out_features).double()
     if linear.bias is not None:
         bias = linear.bias.double()
@@ -446,7 +446,7 @@ def _merge(
         weight, bias = weight * scale[:, None], (bias - norm.mean.double()) * scale
     if shift is not None:
         bias = bias - shift.double()
-    # Its random start, which is overwritten, must not move the global generator.
+    # Its random initialisation, which is overwritten, must not advance the global generator.
     with torch.random.fork_rng(devices=[]):
         merged = nn.Linear(
             linear.in_features, linear.out_features,

@@ -6,12 +6,12 @@ import sys
 
 
 class _Stderr(logging.Handler):
-    """Writes to what `sys.stderr` is at the time, which notebooks and tests replace."""
+    """Writes to the current `sys.stderr`, which notebooks and tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:  # As all handlers: a message that cannot be shown does not stop a run.
+        except Exception:  # As in all handlers: a message that cannot be shown must not stop a run.
             self.handleError(record)
 
 

@@ -49,14 +49,14 @@ Model = TypeVar("Model", bound="SparseModel")
 
 
 class UntrainedWarning(UserWarning):
-    """Codes were asked of a head that has not been trained."""
+    """A head that has not been trained was used to encode."""
 
 
 class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     """An encoder with a non-negative head: the base of sentence, CLIP, vision and graph models.
 
-    An adapter says how items become features (`_embedded`), which head reads them (`_head`), how it
-    is trained (`_fit`, `config_type`) and what it takes to build it again (`options`, `_build`).
+    An adapter defines how items become features (`_embedded`), which head reads them (`_head`), how
+    it is trained (`_fit`, `config_type`) and how it is built again (`options`, `_build`).
     """
 
     kind: ClassVar[str]
@@ -64,7 +64,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     """A line of the model card that encodes something."""
     config_type: ClassVar[type[TrainConfig]] = TrainConfig
     load_options: ClassVar[tuple[str, ...]] = ()
-    """What `load` can be told about this kind of model."""
+    """Options of `load` for this kind of model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
 
         Args:
             data: What the adapter trains on; see its class.
-            config: How to train: a `config_type`, or a `TrainConfig` of which only what was set
-                counts. With `config.out` the run is kept in that folder and resumes there, and the
-                model is saved in its `model/`; without, nothing is written.
+            config: How to train: a `config_type`, or a `TrainConfig` of which only changed fields
+                count. With `config.out` the run is written to that folder and resumes there, and
+                the model is saved in its `model/`; without, nothing is written.
             options: Fields of the config to change, such as `epochs=20`.
         """
         config = replace(self._own_config(config), **options).on_this_machine()
-        # What helps in training starts from the seed, too, whatever was drawn before.
+        # Seeded here, so that the objective does not depend on earlier draws.
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             about = self._fit(data, config)
@@ -105,7 +105,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         """Unit codes of items, in their order: a `csr_array`, or a tensor if `dense`.
 
         `k` keeps the k largest entries of a row, also if the head was trained to keep fewer:
-        queries with more entries than the documents cost no storage.
+        queries can have more entries than documents, which needs no storage.
         """
         parts = self.stream(items, k=k, batch_size=batch_size, progress=progress)
         none = csr_array((0, self.dims), dtype=np.float32)
@@ -120,7 +120,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         batch_size: int | None = None,
         progress: bool = False,
     ) -> Iterator[csr_array]:
-        """What `encode` gives, some rows at a time: for more items than fit in memory."""
+        """As `encode`, a batch of rows at a time: for more items than fit in memory."""
         if k is not None and not 1 <= k <= self.dims:
             raise ValueError(f"k must lie in 1..{self.dims}, the codes' width; got {k}")
         self._warn_if_untrained()
@@ -142,15 +142,15 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         return torch.cat(parts) if parts else torch.zeros(0, self._heads()[0].in_dim)
 
     def features(self, items: Any, *, y: Tensor | None = None, split: str = "test") -> Features:
-        """Codes of items with what a person can look at, and where they come from."""
+        """Codes of items with their texts or thumbnails, and their provenance."""
         about = {
             "kind": self.kind, "split": split, "output": "head", "normalised": True,
             "activation": self._heads()[0].activation, "trained_on": self.trained_on,
         }  # fmt: skip
-        return Features(self.encode(items), y, about=about, **self._shown(items))
+        return Features(self.encode(items), y, about=about, **self._display(items))
 
     def shorten(self: Model, dims: int, features: Any) -> Model:
-        """A copy with only the `dims` dimensions most worth keeping on these codes."""
+        """A copy with only the `dims` most important dimensions of these codes."""
         return shorten(self, dims, features)
 
     def signed_twin(self: Model) -> Model:
@@ -179,13 +179,13 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
 
     @property
     def trained(self) -> bool:
-        """Whether the head has seen training data, in `fit` or in your own loop."""
+        """Whether the head was trained, by `fit` or by your own loop."""
         return self.trained_on is not None or self._heads()[0].trained
 
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, *, push_to_hub: bool = False, **hub: Any
     ) -> str | None:
-        """Write the model to a folder, whole or not at all; with `push_to_hub` also to the hub."""
+        """Write the model to a folder, atomically; with `push_to_hub` also to the hub."""
         folder = Path(save_directory)
         with atomic_folder(folder) as unfinished:
             self._save_parts(unfinished)
@@ -207,46 +207,48 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     # What adapters provide.
 
     def options(self) -> dict[str, Any]:
-        """What `_build` needs to make the model again."""
+        """Arguments from which `_build` makes the model again."""
         raise NotImplementedError
 
     @classmethod
-    def _build(cls: type[Model], options: dict[str, Any], folder: Path, **given: Any) -> Model:
-        """A model as `options` and the folder's parts describe it, with any weights."""
+    def _build(
+        cls: type[Model], options: dict[str, Any], folder: Path, **load_options: Any
+    ) -> Model:
+        """A model with these options and the folder's settings; its weights are not loaded yet."""
         check_fits(lambda: cls(**options), folder / "model.safetensors")
         return cls(**options)
 
     @classmethod
     def on_base(cls: type[Model], base: str, options: dict[str, Any]) -> Model:
-        """A model as `options` describe it, with a fresh head on the encoder of this name."""
+        """A model with these options and a fresh head on the encoder of this name."""
         raise ValueError(f"a {cls.__name__} is trained whole: save it with save_pretrained")
 
     def base_part(self) -> nn.Module:
-        """The encoder, which a head may be stored without."""
+        """The encoder, without which a head may be stored."""
         raise ValueError(f"a {type(self).__name__} is trained whole: save it with save_pretrained")
 
     def head_part(self) -> nn.Module:
-        """All that is trained where the encoder is frozen."""
+        """The part that is trained if the encoder is frozen."""
         raise ValueError(f"a {type(self).__name__} is trained whole: save it with save_pretrained")
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
-        """Train; return what it was trained on, in a few JSON values."""
+        """Train; return a short description of the data as JSON values."""
         raise NotImplementedError
 
     def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
-        """The encoder's output of items in their order, some rows at a time."""
+        """The encoder's output of items in their order, a batch of rows at a time."""
         raise NotImplementedError
 
     def _head(self, items: Any) -> nn.Module:
         """The head that serves these items."""
         return self._heads()[0].fold()
 
-    def _shown(self, items: Any) -> dict[str, Any]:
+    def _display(self, items: Any) -> dict[str, Any]:
         """Texts or thumbnails of items, as `Features` takes them."""
         return {}
 
     def _encoder_name(self) -> str:
-        """What the model card calls the encoder."""
+        """Name of the encoder in the model card."""
         return str(getattr(self, "name", None) or "your own")
 
     def _became_signed(self) -> None:
@@ -272,7 +274,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
                 module.training = True
 
     def _own_config(self, config: TrainConfig | None) -> TrainConfig:
-        """The config as this model's own kind, whose defaults hold for all that was not set."""
+        """The config as a `config_type`, with its defaults for all fields that were not set."""
         if isinstance(config, self.config_type):
             return config
         if config is not None and type(config) is not TrainConfig:
@@ -280,10 +282,10 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
                 f"{type(self).__name__} is trained with a {self.config_type.__name__}; got a "
                 f"{type(config).__name__}"
             )
-        given = {} if config is None else {f.name: getattr(config, f.name) for f in fields(config)}
+        values = {} if config is None else {f.name: getattr(config, f.name) for f in fields(config)}
         plain = TrainConfig()
         return self.config_type(
-            **{name: value for name, value in given.items() if value != getattr(plain, name)}
+            **{name: value for name, value in values.items() if value != getattr(plain, name)}
         )
 
     def _warn_if_untrained(self) -> None:
@@ -296,7 +298,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
             )
 
     def card(self, call: str, figures: dict[str, Any] | None = None) -> str:
-        """The model card; `call` is how a reader gets the model."""
+        """The model card; `call` is the code that loads the model."""
         figures = self.figures if figures is None else figures
         about = {
             "encoder": self._encoder_name(), "dimensions": self.dims,
@@ -330,18 +332,18 @@ def load(source: str | Path, **options: Any) -> Any:
 
 
 def model_class(kind: str) -> Any:
-    """The class of models of a kind that is known."""
+    """The class of models of this kind."""
     module, _, name = _KINDS[kind].partition(":")
     return getattr(import_module(module), name)
 
 
 def fingerprint(model: nn.Module) -> str:
     """A hash of the weights: the same for the same features, whatever the model is called."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weight in model.state_dict().items():
-        found.update(name.encode())
-        found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def write_config(
@@ -351,7 +353,7 @@ def write_config(
     trained_on: dict[str, Any] | None,
     figures: dict[str, Any] | None = None,
 ) -> None:
-    """Write the `config.json` by which `load` finds out what to build."""
+    """Write the `config.json` from which `load` builds the model."""
     config = {
         "format": FORMAT, "kind": kind, "options": options, "trained_on": trained_on,
         "figures": figures or {},
@@ -360,14 +362,14 @@ def write_config(
 
 
 def load_as(source: str | Path, expected: type[Any], **options: Any) -> Any:
-    """What `load` gives, if it is of the expected class."""
+    """As `load`, if the model is of the expected class."""
     folder = _folder(source, options)
     with _one_error(source):
         config = _read_config(folder)
     cls = model_class(config["kind"])
     if unknown := options.keys() - set(cls.load_options):
         raise TypeError(f"{cls.__name__} is loaded without the option {', '.join(sorted(unknown))}")
-    # Code that the caller trusts may be on the hub.
+    # Trusted code may be on the hub.
     online = options.get("trust_remote_code", False)
     with _one_error(source), nullcontext() if online else offline():
         if not issubclass(cls, expected):
@@ -381,12 +383,12 @@ def load_as(source: str | Path, expected: type[Any], **options: Any) -> Any:
 
 @contextmanager
 def _one_error(source: str | Path) -> Iterator[None]:
-    """Whatever is wrong with a folder, the error is of one kind and says what to do."""
+    """Turn any error of a folder into a `ValueError` that says what to do."""
     try:
         yield
-    except Exception as error:  # Whatever the libraries raise that read its parts.
+    except Exception as error:  # Libraries that read its parts may raise anything.
         words = f"config.json lacks {error}" if isinstance(error, KeyError) else str(error)
-        # Weights that do not fit are named one by one: the first few will do.
+        # Weights that do not fit are listed one by one: the first few are enough.
         reason = shorten_text(words, 800, placeholder=" ...")
         raise ValueError(
             f"{source} does not contain a model written by save_pretrained: {reason}. {_ADVICE}"
@@ -414,16 +416,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def check_fits(make: Callable[[], nn.Module], weights: Path) -> None:
     """Refuse settings that make a module much larger than its file of weights.
 
-    It is made without memory first: a config of a few bytes may ask for any amount. `weights` may
+    It is built on the meta device first: a small config may ask for any amount. `weights` may
     be a folder with several files.
     """
     with torch.device("meta"):
         blank = make()
     files = weights.rglob("*.safetensors") if weights.is_dir() else [weights]
     size = sum(file.stat().st_size for file in files)
-    asked = sum(part.numel() * part.element_size() for part in blank.state_dict().values())
-    if asked > most_memory(size):
-        raise ValueError(f"its config asks for {asked} bytes of weights; {weights} has {size}")
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in blank.state_dict().values())
+    if needed > most_memory(size):
+        raise ValueError(f"its config asks for {needed} bytes of weights; {weights} has {size}")
 
 
 def _folder(source: str | Path, options: dict[str, Any]) -> Path:
@@ -432,8 +434,8 @@ def _folder(source: str | Path, options: dict[str, Any]) -> Path:
         return path / "model" if (path / "model" / "config.json").is_file() else path
     if path.exists() or isinstance(source, Path) or str(source).count("/") != 1:
         raise ValueError(f"{source} is not a folder. {_ADVICE}")
-    known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-    hub = {name: options.pop(name) for name in known if name in options}
+    hub_options = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+    hub = {name: options.pop(name) for name in hub_options if name in options}
     try:
         return Path(snapshot_download(str(source), **hub))
     except (OSError, ValueError) as error:

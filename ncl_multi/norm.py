@@ -14,9 +14,9 @@ from ncl_multi.losses.checks import at_least_float32
 
 
 class SharedCentre(nn.Module):
-    """Takes away the mean of each dimension over the rows of all processes.
+    """Subtracts the mean of each dimension over the rows of all processes.
 
-    No gradient passes through the mean: what follows is standardised anyway.
+    No gradient passes through the mean: later layers standardise anyway.
     """
 
     mean: Tensor
@@ -38,11 +38,10 @@ class SharedCentre(nn.Module):
 
 
 class SharedNorm(nn.Module):
-    """Zero mean and unit variance a dimension, over the rows of all processes.
+    """Zero mean and unit variance per dimension, over the rows of all processes.
 
     BatchNorm without scale and shift. Unlike torch's it is the same on any device and number of
-    processes (SyncBatchNorm asks for a GPU), and its running moments are right from the first batch
-    on.
+    processes (SyncBatchNorm needs a GPU), and its running moments are right from the first batch.
     """
 
     # Only against division by zero: a usual 1e-5 would swamp the variance of small inputs.
@@ -81,9 +80,9 @@ class SharedNorm(nn.Module):
 
 @contextmanager
 def shared_batch_norm(model: nn.Module) -> Iterator[None]:
-    """While this lasts, torch's own BatchNorm layers see the rows of all processes, too.
+    """Within this context torch's BatchNorm layers use the rows of all processes, too.
 
-    SyncBatchNorm does this only on GPUs. Every process must bring as many rows.
+    SyncBatchNorm does this only on GPUs. Every process must have the same number of rows.
     """
     layers: list[Any] = [
         m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -124,5 +123,5 @@ def moments(h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _follow(running: Tensor, new: Tensor, batches: Tensor) -> None:
-    """A plain average until there are enough batches for a moving one."""
+    """A plain average of the first batches, then a moving average."""
     running.lerp_(new.to(running.dtype), (1 / batches).clamp(min=0.1).to(running.dtype))

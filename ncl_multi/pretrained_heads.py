@@ -1,6 +1,6 @@
-"""Trained heads that come with this package: the base encoder is fetched, the head put on it.
+"""Trained heads that come with this package: only the base encoder is fetched.
 
-A head is small where its encoder is not, so it can be a part of the wheel. Its folder has
+A head is much smaller than its encoder, so it can be part of the wheel. Its folder has
 `config.json`, `head.safetensors` and a model card, `README.md`.
 """
 
@@ -17,9 +17,9 @@ from ncl_multi.model import SparseModel, fingerprint, model_class
 
 FORMAT = "ncl_multi.head/1"
 SHIPPED = Path(__file__).with_name("pretrained")
-"""Where the heads of the package are, one folder each."""
+"""The heads of the package, one folder each."""
 MOST_BYTES = 4_000_000
-"""Of the weights of a head that is shipped."""
+"""Most bytes of the weights of a head in the package."""
 
 _KEYS = ("format", "kind", "base", "base_weights", "options", "command", "trained_on", "figures")
 _TENSORS = {"*": Expected(("F16", "F32", "I8", "I64"), (0, 1, 2))}
@@ -29,13 +29,13 @@ _SCALE = ".scale"
 def pretrained(name: str) -> Any:
     """A trained model of this package: `ncl.pretrained("minilm-2048")`.
 
-    The encoder is fetched where it is not there yet. The card, with its figures and the command
+    The encoder is fetched if it is not in the cache. The card, with its figures and the command
     that trained it, is `ncl_multi/pretrained/<name>/README.md`.
     """
-    known = pretrained_names()
-    if name not in known:
+    names = pretrained_names()
+    if name not in names:
         raise ValueError(
-            f"pretrained must be one of {', '.join(known) or '(none in this version)'}; got "
+            f"pretrained must be one of {', '.join(names) or '(none in this version)'}; got "
             f"{name!r}. Load your own model with ncl.load(folder)"
         )
     return load_head(SHIPPED / name)
@@ -59,9 +59,9 @@ def export_head(
 
     Args:
         model: A trained `NonNegEncoder` or `NonNegClip` whose encoder was frozen.
-        folder: Where to; its name is that of the model in its card.
-        base: What the encoder is made from: `minilm`, `wordllama` or a name on the hub for
-            sentences, a name of towers for CLIP.
+        folder: Folder to write; its name is the model's name in the card.
+        base: Name of the encoder: `minilm`, `wordllama` or a name on the hub for sentences, a
+            name of towers for CLIP.
         command: The command that trained it, for the card.
         figures: Measurements for the card; None takes those of the model.
         precision: Of the weights. `int8` has one scale per dimension.
@@ -69,17 +69,17 @@ def export_head(
     if not model.trained:
         raise ValueError("this head is untrained; train it before it is exported")
     state: dict[str, Tensor] = {}
-    for name, part in model.head_part().state_dict().items():
-        # Only the large matrices: a variance or a mean may lie outside what 16 bits can tell.
-        if part.ndim < 2:
-            state[name] = part.cpu().contiguous()
+    for name, tensor in model.head_part().state_dict().items():
+        # Only matrices: a variance or a mean may be outside the range of float16.
+        if tensor.ndim < 2:
+            state[name] = tensor.cpu().contiguous()
         elif precision == "float16":
-            state[name] = part.half().cpu().contiguous()
+            state[name] = tensor.half().cpu().contiguous()
         else:
-            scale = part.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
-            state[name] = (part / scale).round().to(torch.int8).cpu().contiguous()
+            scale = tensor.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+            state[name] = (tensor / scale).round().to(torch.int8).cpu().contiguous()
             state[name + _SCALE] = scale.float().cpu().contiguous()
-    size = sum(part.nbytes for part in state.values())
+    size = sum(tensor.nbytes for tensor in state.values())
     if size > MOST_BYTES:
         raise ValueError(
             f"the head takes {size:,} bytes in {precision}, at most {MOST_BYTES:,} are shipped: "
@@ -97,8 +97,10 @@ def export_head(
         save_file(state, unfinished / "head.safetensors")
         (unfinished / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
         card = model.card(f'ncl.pretrained("{folder.name}")', figures)
-        made = f"\n## Made by\n\n```bash\n{command}\n```\n\nThe encoder is `{base}`, unchanged.\n"
-        (unfinished / "README.md").write_text(card + made)
+        made_by = (
+            f"\n## Made by\n\n```bash\n{command}\n```\n\nThe encoder is `{base}`, unchanged.\n"
+        )
+        (unfinished / "README.md").write_text(card + made_by)
     load_head(folder)
     return folder
 
@@ -118,11 +120,11 @@ def load_head(folder: str | Path) -> Any:
         )
     head = model.head_part()
     state = {}
-    for name, part in stored.items():
+    for name, tensor in stored.items():
         if name + _SCALE in stored:
-            state[name] = part.float() * stored[name + _SCALE]
+            state[name] = tensor.float() * stored[name + _SCALE]
         elif not name.endswith(_SCALE):
-            state[name] = part.float() if part.dtype == torch.float16 else part
+            state[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
     try:
         head.load_state_dict(state)
     except RuntimeError as error:

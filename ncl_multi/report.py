@@ -1,4 +1,4 @@
-"""What a run prints and leaves behind: a table to look at, a JSON file to compute with."""
+"""Output of a run: a printed table and a JSON file."""
 
 import json
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ except ModuleNotFoundError as error:
 def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Print one line per row, one column per measure; a measure that a row lacks stays empty."""
     measures = list(dict.fromkeys(measure for row in rows.values() for measure in row))
-    shown = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left")
-    shown.add_column("")
+    grid = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left")
+    grid.add_column("")
     for measure in measures:
-        shown.add_column(escape(measure), justify="right")
+        grid.add_column(escape(measure), justify="right")
     for name, row in rows.items():
-        shown.add_row(escape(name), *(_cell(row.get(measure)) for measure in measures))
+        grid.add_row(escape(name), *(_cell(row.get(measure)) for measure in measures))
     console = Console()
     if not console.is_terminal:
-        # A pipe has no width, and rich takes 80: let a wide table run on, do not cut its cells.
+        # For a pipe rich assumes 80 columns and would cut the cells of a wide table.
         console = Console(width=10 * len(measures) + 200)
-    console.print(shown)
+    console.print(grid)
 
 
 def write_json(path: str | Path, content: Any) -> Path:

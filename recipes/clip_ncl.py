@@ -45,7 +45,7 @@ class Config(ClipConfig):
     k: int | None = 16
     """Keep the k largest entries of a row; trained for this and for whole rows together."""
     spectral: float = 10.0
-    """Weight of the spectral loss next to InfoNCE: purer dimensions, alike over seeds. 0: none."""
+    """Weight of the spectral loss added to InfoNCE: purer, more stable dimensions. 0: none."""
     contrast: float = 1.0
     """Weight of InfoNCE; 0 trains with the spectral loss only."""
     dropout: float = 0.5
@@ -55,9 +55,9 @@ class Config(ClipConfig):
     min_temperature: float = 0.03
     """Floor of the temperature: one over the cap of the logit scale."""
     validation: int = 0
-    """Hold out this many training images and judge by them: for choosing settings."""
+    """Hold out this many training images to choose settings on."""
     shorten: int | None = None
-    """Also judge, and save in `<out>/short`, the model with only this many dimensions."""
+    """Also measure, and save in `<out>/short`, the model with only this many dimensions."""
     twin: bool = True
     """Also train the signed twin, with the same seed, start and budget."""
     compare: bool = False
@@ -75,8 +75,8 @@ def main(cfg: Config) -> None:
 
     splits = read_pairs(cfg.data)
     if cfg.validation:
-        rest, held = splits["train"].hold_out(cfg.validation)
-        splits = {"train": rest, "validation": held}
+        train, held = splits["train"].hold_out(cfg.validation)
+        splits = {"train": train, "validation": held}
     # Before fewer are taken for a short run, which more steps may extend.
     count = len(splits["train"])
     dims, k = fitting_sizes(cfg.dims, cfg.k, count, "images with captions", most=1024)

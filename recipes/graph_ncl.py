@@ -20,7 +20,7 @@ from ncl_multi.log import show_messages
 
 @dataclass(frozen=True)
 class Config(GraphConfig):
-    """Non-negative graph contrastive learning. What is None follows from the graph."""
+    """Non-negative graph contrastive learning. Settings that are None are set from the graph."""
 
     out: Path = Path("runs/graph_ncl")
     """Folder for the checkpoint, the models, the features and the report."""

@@ -29,7 +29,7 @@ class Config(SentenceConfig):
     texts, documents, pairs or triplets; `hf:<name>` from the hub; a collection to search:
     `cranfield` (NCL_DATA), or a folder in the layout of BEIR."""
     columns: tuple[str, ...] | None = None
-    """Columns of the table: a text; anchor and positive; or these and a hard negative."""
+    """Columns of the table: a text; anchor and positive; or anchor, positive and hard negative."""
     limit: int | None = 24_000
     """Use at most this many examples; None for all."""
     scored: Literal["stsb", "none"] = "none"

@@ -37,7 +37,7 @@ class Config(ClassifierConfig):
     hidden_dim: int | None = 512
     """Width of the MLP projector's hidden layer."""
     activation: Activation = "relu"
-    """Of the non-negative half of the table; the other half has none."""
+    """Activation of the non-negative half of the table; the other half uses `none`."""
     checkpoint: Path | None = None
     """The `model` folder of a vision run to start the second column from."""
     pretrain_epochs: int = 5
@@ -71,10 +71,10 @@ def main(cfg: Config) -> None:
 
 
 def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, float]:
-    """One cell of the table: accuracy, and what can be read from the codes."""
+    """One cell of the table: accuracy, sparsity and class consistency."""
     import ncl_multi as ncl
     from ncl_multi.adapters.vision.model import NonNegClassifier
-    from ncl_multi.metrics import readability
+    from ncl_multi.metrics import activity_figures
 
     model = NonNegClassifier(
         cfg.model,
@@ -94,9 +94,9 @@ def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, 
     features.about.update(classes=test.classes, data=cfg.data)
     features.save(cfg.out / "features" / "test_head.safetensors")
     z = features.dense()
-    shown = readability(z, test.y)
+    figures = activity_figures(z, test.y)
     right = (z @ model.classifier.weight.detach().cpu().T).argmax(1) == test.y
-    row = {m: shown[m] for m in ("sparsity", "class_consistency")}
+    row = {m: figures[m] for m in ("sparsity", "class_consistency")}
     row = {"accuracy": right.double().mean().item()} | row
     model.figures = {f"{measure}, test": round(value, 4) for measure, value in row.items()}
     model.save_pretrained(cfg.out / "model")

@@ -23,7 +23,7 @@ class Config(VisionConfig):
     """Non-negative SimCLR: sparse, readable features of images without labels."""
 
     preset: Preset = "quick"
-    """Minutes on a CPU, or the paper's settings. What follows changes a preset."""
+    """Minutes on a CPU, or the paper's settings. Other options change the preset."""
     out: Path = Path("runs/vision_ncl")
     """Folder for the checkpoint, the models, the features and the report."""
     data: str = "cifar10"
@@ -121,7 +121,7 @@ def main(cfg: Config) -> None:
     for name, model in models.items():
         model.fit(train, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():
-        # A short run is not followed by a long report.
+        # A short run gets a short report.
         most = cfg.rows_seen
         write_report(models | untrained, train.first(most), test.first(most), cfg.out)
         print(f"what each dimension means: {write_atlas(cfg.out)}")

@@ -95,7 +95,7 @@ def test_bad_questions_are_told(run):
     with pytest.raises(ValueError, match="no model that can encode"):
         desk.code("a dog")
     code = desk.code(item=0)
-    with pytest.raises(ValueError, match="nothing is left of the question"):
+    with pytest.raises(ValueError, match="the query is empty: keep at least one"):
         desk.find(code, drop=desk.concepts(code))
 
 

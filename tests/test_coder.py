@@ -425,7 +425,7 @@ def test_one_of_several_parquet_columns_is_taken(tmp_path):
     x, _ = kinds(rows=40)
     table = {"title": list(x[::-1]), "body": list(x)}
     parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match="say which"):
+    with pytest.raises(ValueError, match="choose one with name="):
         small().fit(tmp_path / "x.parquet")
     z = small(steps=2).fit_transform(Shards(tmp_path / "x.parquet", name="body"))
     assert (z != small(steps=2).fit_transform(x)).nnz == 0

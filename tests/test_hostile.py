@@ -317,7 +317,7 @@ def test_files_that_towers_do_not_have_are_refused(copy, name):
     path = copy / "towers" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="does not belong into a saved model"):
+    with pytest.raises(ValueError, match="does not belong in a saved model"):
         NonNegClip.from_pretrained(copy)
 
 
@@ -477,7 +477,7 @@ def test_a_picture_of_ten_gigapixels_is_refused_in_words(tmp_path):
     for side in (9_000, 100_000):
         for path in tmp_path.rglob("*.png"):
             path.write_bytes(png(side))
-        with pytest.raises(ValueError, match="not one of the 18 pictures"):
+        with pytest.raises(ValueError, match="none of the 18 pictures"):
             images(str(tmp_path), size=8)
         with pytest.raises(ValueError, match=r"0\.png (has 9000 x|cannot be read as a picture)"):
             open_picture(tmp_path / "cat" / "0.png")
@@ -527,7 +527,7 @@ def test_a_graph_that_claims_more_than_it_stores_is_refused(tmp_path):
         (-5, "has no step to resume from; got -5"),
         (True, "has no step to resume from; got True"),
         ("3", "has no step to resume from; got '3'"),
-        (10**9, r"has 1000000000 steps and 1 are asked for; ask for more"),
+        (10**9, r"has 1000000000 steps, 1 were requested; request more"),
     ],
 )
 def test_a_checkpoint_with_another_step_is_refused(tmp_path, step, message):

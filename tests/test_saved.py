@@ -164,7 +164,7 @@ def test_files_that_an_encoder_does_not_have_are_refused(tmp_path, name):
     KINDS["sentence, transformers"](tmp_path / "source").save_pretrained(tmp_path / "model")
     ncl.load(tmp_path / "model")
     (tmp_path / "model" / "encoder" / name).write_text("{}")
-    with pytest.raises(ValueError, match="does not belong into a saved model"):
+    with pytest.raises(ValueError, match="does not belong in a saved model"):
         ncl.load(tmp_path / "model")
 
 

@@ -1,4 +1,4 @@
-"""What does `ncl-encode` cost on top of `encode`, and does a killed run end with the same bytes?
+"""How much slower is `ncl-encode` than `encode`, and does a resumed run write the same bytes?
 
 Usage:
     python evals/speed/bulk.py
@@ -37,7 +37,7 @@ def bulk(
         texts: How many to encode.
         dims: Width of the codes.
         k: Active dimensions of a code.
-        repeats: Runs of `encode` and of `ncl-encode`, in turn; the median counts.
+        repeats: Runs of `encode` and of `ncl-encode`, in turn; the median is reported.
         engines: `local` is also killed and resumed; `ray` runs with two workers.
         out: File for the figures.
     """
@@ -90,10 +90,10 @@ def _local(folder: Path, texts: int, repeats: int) -> dict[str, dict[str, Any]]:
     def write() -> None:
         encode_files(folder / "model", folder / "texts.jsonl", folder / "whole", progress=False)
 
-    before = resident_mb("VmRSS")
+    baseline_mb = resident_mb("VmRSS")
     forget_peak()
     write()
-    extra = resident_mb("VmHWM") - before
+    extra = resident_mb("VmHWM") - baseline_mb
     for _ in range(repeats):
         shutil.rmtree(folder / "whole")
         timed("encode", lambda: model.encode(items))
@@ -114,14 +114,14 @@ def _killed(folder: Path) -> bool:
     run.send_signal(signal.SIGKILL)
     run.wait()
     if len(_content(folder / "killed")) == len(_content(folder / "whole")):
-        sys.exit("the run ended before it was killed: ask for more texts")
+        sys.exit("the run ended before it was killed: raise --texts")
     _command(folder, "killed").wait()
     return _content(folder / "killed") == _content(folder / "whole")
 
 
 def _command(folder: Path, output: str, *options: str) -> subprocess.Popen:
-    given = [str(folder / name) for name in ("model", "texts.jsonl", output)]
-    return subprocess.Popen([sys.executable, "-m", "ncl_multi.bulk", *given, *options])
+    arguments = [str(folder / name) for name in ("model", "texts.jsonl", output)]
+    return subprocess.Popen([sys.executable, "-m", "ncl_multi.bulk", *arguments, *options])
 
 
 def _content(folder: Path) -> dict[str, bytes]:

@@ -24,14 +24,14 @@ def coder(
     folder: Path | None = None,
     out: Path = Path("runs/speed/coder.json"),
 ) -> None:
-    """Seconds and memory beyond the data of `fit`, rows a second and memory of `stream`.
+    """Seconds and extra memory of `fit`; rows per second and extra memory of `stream`.
 
     Args:
         rows: How many embeddings: noise around centres, in a memmap.
         width: Width of the embeddings.
         dims: Width of the codes.
-        k: Entries kept of a row.
-        fit_steps: Training steps; none for the estimator's default.
+        k: Active entries of a code.
+        fit_steps: Training steps; None for the estimator's default.
         half: Write the memmap in float16, not in float32.
         folder: Where the memmap is written; none for a temporary folder.
         out: File for the figures.
@@ -53,9 +53,9 @@ def _write(path: Path, rows: int, width: int, half: bool) -> None:
     centres = draw.standard_normal((1000, width), dtype=np.float32)
     x = np.lib.format.open_memmap(path, "w+", "f2" if half else "f4", (rows, width))
     for start in range(0, rows, 50_000):
-        part = x[start : start + 50_000]
-        part[:] = centres[draw.integers(1000, size=len(part))] + draw.standard_normal(
-            part.shape, dtype=np.float32
+        block = x[start : start + 50_000]
+        block[:] = centres[draw.integers(1000, size=len(block))] + draw.standard_normal(
+            block.shape, dtype=np.float32
         )
     x.flush()
 
@@ -68,21 +68,21 @@ def _cost(path: Path, dims: int, k: int, steps: int | None) -> dict[str, float]:
     x = np.load(path, mmap_mode="r")
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
     model = ncl.SparseCoder(dims, k, random_state=0, **options)
-    # The first rows load what is loaded once.
+    # A first call, so that one-time loading is not measured.
     ncl.SparseCoder(64, 8, steps=1).fit(np.array(x[:200]))
-    before, start = resident_mb("VmRSS"), time.perf_counter()
+    baseline_mb, start = resident_mb("VmRSS"), time.perf_counter()
     forget_peak()
     model.fit(x)
     fitted, peak = time.perf_counter() - start, resident_mb("VmHWM")
-    row = {"rows": len(x), "fit seconds": fitted, "fit extra MB": peak - before}
-    before, start, done = resident_mb("RssAnon"), time.perf_counter(), 0
+    row = {"rows": len(x), "fit seconds": fitted, "fit extra MB": peak - baseline_mb}
+    baseline_mb, start, done = resident_mb("RssAnon"), time.perf_counter(), 0
     forget_peak()
     most = 0.0
     for codes in model.stream(x):
         done += codes.shape[0]
         most = max(most, resident_mb("RssAnon"))
     took = time.perf_counter() - start
-    return row | {"rows/s": done / took, "stream extra MB": most - before}
+    return row | {"rows/s": done / took, "stream extra MB": most - baseline_mb}
 
 
 if __name__ == "__main__":

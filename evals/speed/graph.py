@@ -1,4 +1,4 @@
-"""How fast and how lean is a step of GRACE, compared with PyGCL?
+"""How much time and memory does a step of GRACE take, compared with PyGCL?
 
 Usage:
     python evals/speed/graph.py
@@ -24,15 +24,15 @@ def graph(
     repeats: int = 3,
     out: Path = Path("runs/speed/graph.json"),
 ) -> None:
-    """A step of GRACE on all nodes, views to gradients, against PyGCL's; growth with the nodes.
+    """A step of GRACE on all nodes, from views to gradients, against PyGCL's, by number of nodes.
 
     Args:
         graphs: Real graphs as the recipe takes them, at GRACE's widths.
-        nodes: Sizes of generated graphs, ten edges and 64 features a node, 128 dimensions.
-        dense_up_to: Most nodes for PyGCL and the dense loss, 0 to leave them out; PubMed's 19,717
-            would take over 40 GB.
-        tiles_up_to: Most nodes for the loss in tiles, whose time grows with their square.
-        repeats: Steps of which the fastest counts; one where a step takes long.
+        nodes: Sizes of generated graphs, ten edges and 64 features per node, 128 dimensions.
+        dense_up_to: Largest graph for PyGCL and the dense loss, 0 to leave them out; PubMed's
+            19,717 nodes would take over 40 GB.
+        tiles_up_to: Largest graph for the tiled loss, whose time is quadratic in the nodes.
+        repeats: Steps, of which the fastest is reported; one if a step takes long.
         out: File for the figures.
     """
     if dense_up_to:
@@ -106,22 +106,22 @@ def _one_tile() -> Callable[..., Any]:
 
     def loss(za, zb):
         z = normalize(torch.cat([za, zb]), dim=1)
-        own = torch.eye(len(z), dtype=torch.bool)
+        diagonal = torch.eye(len(z), dtype=torch.bool)
         partner = torch.arange(len(z)).roll(len(za))
-        return cross_entropy((z @ z.T / 0.4).masked_fill(own, float("-inf")), partner)
+        return cross_entropy((z @ z.T / 0.4).masked_fill(diagonal, float("-inf")), partner)
 
     return loss
 
 
 def _pygcl() -> Callable[..., Any]:
-    """PyGCL's GRACE. Its own package file asks for compiled parts which this loss does not use."""
+    """PyGCL's GRACE, imported without `GCL/__init__.py`, which needs compiled packages."""
     from types import ModuleType
 
     package: Any = ModuleType("GCL")
     scatter: Any = ModuleType("torch_scatter")
-    found = find_spec("GCL")
-    assert found is not None
-    package.__path__, scatter.scatter = list(found.submodule_search_locations or ()), None
+    spec = find_spec("GCL")
+    assert spec is not None
+    package.__path__, scatter.scatter = list(spec.submodule_search_locations or ()), None
     sys.modules |= {"GCL": package, "torch_scatter": scatter}
     from GCL.losses import InfoNCE
     from GCL.models import DualBranchContrast

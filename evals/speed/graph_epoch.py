@@ -1,4 +1,4 @@
-"""Does an epoch on a million nodes stay in memory? Communities, generated, features on disk.
+"""How much memory does an epoch on a million nodes take? Generated graph, features on disk.
 
 Usage:
     python evals/speed/graph_epoch.py
@@ -28,7 +28,7 @@ def graph_epoch(
 
     Args:
         nodes: Number of nodes.
-        edges: Number of edges, each way counted.
+        edges: Number of edges; each direction counts.
         features: Columns of the features, which are mapped from a file.
         communities: Four of five edges stay within a node's community.
         out: File for the figures.
@@ -42,7 +42,7 @@ def graph_epoch(
     with tempfile.TemporaryDirectory() as folder:
         data, y = generated(nodes, edges, features, communities, Path(folder) / "x.bin")
         forget_peak()
-        before, watch, stop = resident_mb("VmRSS"), [], threading.Event()
+        baseline_mb, watch, stop = resident_mb("VmRSS"), [], threading.Event()
 
         def look() -> None:
             while not stop.wait(1.0):
@@ -55,19 +55,19 @@ def graph_epoch(
         seconds = time.perf_counter() - start
         stop.set()
         thread.join()
-        some = np.sort(np.random.default_rng(0).choice(nodes, min(nodes, 20_000), replace=False))
-        z = model.encode(data, batch_size=4096)[some]
-    late = np.array(watch[len(watch) // 2 :] or [before])
-    found = {
+        sample = np.sort(np.random.default_rng(0).choice(nodes, min(nodes, 20_000), replace=False))
+        z = model.encode(data, batch_size=4096)[sample]
+    late = np.array(watch[len(watch) // 2 :] or [baseline_mb])
+    figures = {
         "seconds": seconds,
         "peak_mb": resident_mb("VmHWM"),
-        "before_mb": before,
+        "before_mb": baseline_mb,
         "growth_mb_in_second_half": float(late[-1] - late[0]),
-        "group_nmi": float(agreement(strongest_group(z, communities), y[some])["nmi"]),
+        "group_nmi": float(agreement(strongest_group(z, communities), y[sample])["nmi"]),
     }
-    write_json(out, found)
-    table(f"One epoch, {nodes:,} nodes, {edges:,} edges", {"ncl": found})
-    return found
+    write_json(out, figures)
+    table(f"One epoch, {nodes:,} nodes, {edges:,} edges", {"ncl": figures})
+    return figures
 
 
 def generated(nodes: int, edges: int, features: int, communities: int, path: Path) -> Any:

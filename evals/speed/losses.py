@@ -1,4 +1,4 @@
-"""How fast and how lean are the losses, on one process and split over several?
+"""How much time and memory do the losses take, on one process and split over several?
 
 Usage:
     python evals/speed/losses.py
@@ -34,12 +34,12 @@ def losses(
 
     Args:
         sizes: Rows and dimensions of the two views.
-        linear_sizes: The same for `spectral`, which has no n x n matrix to make.
-        rivals_up_to: Side of the largest matrix the others may keep: n, or 2n for lightly's.
-        processes: Measure the split loss instead, over so many processes with one thread each.
+        linear_sizes: The same for `spectral`, which makes no n x n matrix.
+        rivals_up_to: Side of the largest matrix for the other libraries: n, or 2n for lightly.
+        processes: Measure the split loss instead, over n processes with one thread each.
         split_sizes: Rows of all processes together, and dimensions, for the split loss.
         exchanges: How the processes of a split loss exchange rows.
-        repeats: Calls of which the fastest counts; 0 measures only the memory of a split loss.
+        repeats: Calls, of which the fastest is reported; 0 measures only memory of a split loss.
         out: File for the figures.
     """
     from ncl_multi.report import table, write_json
@@ -148,8 +148,8 @@ def _share(
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store, rank=rank, world_size=world)
-    mine = n // world + (rank < n % world)
-    views = [torch.randn(mine, d, requires_grad=True) for _ in range(2)]
+    local_rows = n // world + (rank < n % world)
+    views = [torch.randn(local_rows, d, requires_grad=True) for _ in range(2)]
     warm = [torch.randn(300, d, requires_grad=True) for _ in range(2)]
 
     def call(inputs: list[Any]) -> None:
@@ -158,10 +158,10 @@ def _share(
         info_nce(*inputs, temperature=0.07, distributed=True, **options).backward()
 
     call(warm)
-    before = resident_mb("VmRSS")
+    baseline_mb = resident_mb("VmRSS")
     forget_peak()
     call(views)
-    extra = resident_mb("VmHWM") - before - 2 * mine * d * 4 / 2**20
+    extra = resident_mb("VmHWM") - baseline_mb - 2 * local_rows * d * 4 / 2**20
     times, cpu = [], []
     for _ in range(repeats):
         dist.barrier()

@@ -1,4 +1,4 @@
-"""What the speed scripts share: time and peak extra memory, each case in its own process."""
+"""Shared by the speed scripts: time and peak extra memory, each case in a separate process."""
 
 import sys
 import time
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 
 class Cost(NamedTuple):
-    """What a call costs: the fastest of several, and the most memory beyond what it was given."""
+    """Seconds of the fastest call, and peak memory beyond its inputs."""
 
     seconds: float
     extra_mb: float
 
 
 def need(*modules: str) -> None:
-    """End with what to install if a library we benchmark against is missing."""
+    """Exit and name what to install if a library we benchmark against is missing."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         sys.exit(f"needs {', '.join(missing)}: pip install -e '.[bench]'")
@@ -32,10 +32,10 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def cost(call: Callable[[], object], repeats: int, kept_mb: float = 0.0) -> Cost:
     """Measure a call; `kept_mb` is the part of its memory that is its result."""
-    before = resident_mb("VmRSS")
+    baseline_mb = resident_mb("VmRSS")
     forget_peak()
     call()
-    extra = resident_mb("VmHWM") - before - kept_mb
+    extra = resident_mb("VmHWM") - baseline_mb - kept_mb
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

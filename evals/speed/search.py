@@ -31,8 +31,8 @@ def search(
     Args:
         codes: Items in the index.
         dims: Width of the sparse codes.
-        active: Dimensions that fire for an item.
-        queries: Searches, of which the median counts.
+        active: Active dimensions of an item.
+        queries: Searches, of which the median is reported.
         out: File for the figures.
     """
     need("faiss", "seismic")
@@ -59,22 +59,22 @@ def _search_cost(
     torch.set_num_threads(1)
     if name.startswith("faiss"):
         find, megabytes = _flat(codes)
-        asked = list(np.random.default_rng(1).standard_normal((queries, 1, 384), np.float32))
+        query_rows = list(np.random.default_rng(1).standard_normal((queries, 1, 384), np.float32))
     else:
         z = _random_codes(codes, dims, active, skew, seed=0)
         rows = _random_codes(queries, dims, active, skew, seed=1)
         find, megabytes = _INDEXES[name](z)
-        asked = [rows[[row]] for row in range(queries)]
-    find(asked[0])
-    times, found = [], []
-    for query in asked:
+        query_rows = [rows[[row]] for row in range(queries)]
+    find(query_rows[0])
+    times, hit_ids = [], []
+    for query in query_rows:
         start = time.perf_counter()
-        found.append(find(query))
+        hit_ids.append(find(query))
         times.append(time.perf_counter() - start)
     result = {"ms": 1e3 * float(np.median(times)), "index MB": megabytes}
     if not name.startswith("faiss"):
         hits = 0
-        for query, ids in zip(asked, found, strict=True):
+        for query, ids in zip(query_rows, hit_ids, strict=True):
             scores = (z @ query.T.astype(np.float64)).toarray().ravel()
             tenth = np.partition(scores, -10)[-10]
             hits += int((scores[np.unique(ids)] >= tenth - 1e-6).sum())
@@ -131,7 +131,7 @@ def _scipy_product(z: Any) -> tuple[Callable[[Any], Any], float]:
 
 
 def _seismic(z: Any) -> tuple[Callable[[Any], Any], float]:
-    """Approximate, with its own default build."""
+    """Approximate, with its default settings."""
     import tempfile
 
     import numpy as np

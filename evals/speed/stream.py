@@ -24,7 +24,7 @@ def stream(
     Args:
         texts: How many to encode, each drawn from words of STS-B.
         dims: Width of the codes.
-        k: Entries kept of a row.
+        k: Active entries of a code.
         out: File for the figures.
     """
     from ncl_multi.report import table, write_json
@@ -43,14 +43,14 @@ def _stream_cost(texts: int, dims: int, k: int) -> dict[str, float]:
     words = " ".join(data.stsb("train")[0]).split()
     draw = random.Random(0)  # noqa: S311
     drawn = (" ".join(draw.choices(words, k=8)) for _ in range(texts))
-    # The first texts load what is loaded once.
+    # A first call, so that one-time loading is not measured.
     model.encode(words[:5000], k=k)
-    rows, before, start = 0, resident_mb("VmRSS"), time.perf_counter()
+    rows, baseline_mb, start = 0, resident_mb("VmRSS"), time.perf_counter()
     forget_peak()
     for codes in model.stream(drawn, k=k):
         rows += codes.shape[0]
     took = time.perf_counter() - start
-    extra = resident_mb("VmHWM") - before
+    extra = resident_mb("VmHWM") - baseline_mb
     return {"texts": rows, "extra MB": extra, "texts/s": rows / took}
 
 

@@ -21,8 +21,8 @@ def views(
 
     Args:
         pictures: Pictures in the batch.
-        size: Their side.
-        repeats: Batches of which the fastest counts.
+        size: Side of the pictures in pixels.
+        repeats: Batches, of which the fastest is reported.
         out: File for the figures.
     """
     from ncl_multi.report import table, write_json

@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
 
 MOST_ITEMS = 10_000
 LARGEST = 14_500_000
-"""Bytes of a page; pictures that do not fit are left out, those no card shows first."""
+"""Most bytes of a page; pictures that do not fit are left out, first those on no card."""
 
 _SPLITS = ("all", "test", "validation", "val", "dev")
 
@@ -51,7 +51,7 @@ class _Space:
 
     @property
     def z(self) -> Tensor:
-        """Unit codes of all sides, one below the other."""
+        """Unit codes of all sides, concatenated."""
         whole = torch.cat([side.dense().detach().float().cpu() for side in self.sides])
         return F.normalize(whole, dim=1)
 
@@ -59,11 +59,11 @@ class _Space:
 def write_atlas(run: Path, twin: Path | None = None) -> Path:
     """Write `<run>/atlas.html` from the features in `<run>/features`, and its twin's.
 
-    Dimensions are in the order of how readable they are: the mean of purity@10, where items have
-    classes, and of how many of the strongest items belong to its name. Only what the head put out
-    is shown. Files that differ in `about["side"]` are shown together, as CLIP's images and texts;
-    of several splits, the file of all of them or else the test split. Of more than 10,000 items, as
-    many are taken at even distances.
+    Dimensions are ordered by how readable they are: the mean of purity@10, if items have classes,
+    and of the share of the strongest items that fit the name. Only codes of the head are shown.
+    Files that differ in `about["side"]` are shown together, as CLIP's images and texts; of several
+    splits, the file of all of them or else the test split. If there are more than 10,000 items,
+    10,000 evenly spaced ones are shown.
 
     Args:
         run: Folder of a run.
@@ -72,21 +72,23 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
     run = Path(run)
     chosen = head_features(run / "features")
     limit = MOST_ITEMS // len(chosen)
-    kept = {name: spread(len(features), limit) for name, features in chosen.items()}
-    sides = [features.take(kept[name]) for name, features in chosen.items()]
+    rows_by_name = {name: spread(len(features), limit) for name, features in chosen.items()}
+    sides = [features.take(rows_by_name[name]) for name, features in chosen.items()]
     spaces = [_space(_title(sides[0]), sides, sides)]
     folder = (run / "twin" if twin is None else Path(twin)) / "features"
     twins = [folder / f"{name}.safetensors" for name in chosen]
     if twin is not None or all(path.exists() for path in twins):
-        theirs = [Features.load(path) for path in twins]
-        for path, other, ours in zip(twins, theirs, chosen.values(), strict=True):
-            if len(other) != len(ours):
+        twin_sides = [Features.load(path) for path in twins]
+        for path, other, side in zip(twins, twin_sides, chosen.values(), strict=True):
+            if len(other) != len(side):
                 raise ValueError(
-                    f"{path} must contain the items of this run, {len(ours)}; got {len(other)}"
+                    f"{path} must contain the items of this run, {len(side)}; got {len(other)}"
                 )
-            if None not in (other.items, ours.items) and other.items != ours.items:
+            if None not in (other.items, side.items) and other.items != side.items:
                 raise ValueError(f"{path} must contain the items of this run; got other items")
-        taken = [other.take(rows) for other, rows in zip(theirs, kept.values(), strict=True)]
+        taken = [
+            other.take(rows) for other, rows in zip(twin_sides, rows_by_name.values(), strict=True)
+        ]
         spaces.append(_space("Twin", taken, sides))
     page = _page(run.resolve().name, sides, spaces, sum(map(len, chosen.values())))
     with atomic(run / "atlas.html") as unfinished:
@@ -95,7 +97,7 @@ def write_atlas(run: Path, twin: Path | None = None) -> Path:
 
 
 def head_features(folder: Path) -> dict[str, Features]:
-    """What the head put out for each side of a run, by file name; of all splits, if possible."""
+    """Codes of each side of a run, by file name; those of all splits if there is such a file."""
     sides: dict[Any, tuple[str, Features]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         features = Features.load(path)
@@ -128,7 +130,8 @@ def _title(features: Features) -> str:
 
 def _space(title: str, codes: Sequence[Features], items: Sequence[Features]) -> _Space:
     sides = [
-        replace(side, z=own.z, about=own.about) for side, own in zip(items, codes, strict=True)
+        replace(side, z=encoded.z, about=encoded.about)
+        for side, encoded in zip(items, codes, strict=True)
     ]
     return _Space(title, sides, name_sides(sides))
 
@@ -142,9 +145,9 @@ def _page(title: str, sides: Sequence[Features], spaces: Sequence[_Space], total
     per_side = NEAREST if len(sides) == 1 else 4
     facts, shown_names = [], []
     for number, space in enumerate(spaces):
-        found, fact = tables(space.z, side_of, labels if classes else None, per_side)
+        table_arrays, fact = tables(space.z, side_of, labels if classes else None, per_side)
         read, more, names = readings(space.sides, space.names)
-        arrays |= {f"{number}.{name}": array for name, array in (found | read).items()}
+        arrays |= {f"{number}.{name}": array for name, array in (table_arrays | read).items()}
         facts.append(more + fact)
         shown_names.append(names)
     items = [text for side in sides for text in _texts(side)]
@@ -176,8 +179,8 @@ def _drawings(space: _Space) -> list[str]:
 
 
 def _svg(drawing: dict[str, list[Any]]) -> str:
-    """Only numbers go in, so a file of someone else's cannot bring markup."""
-    # A margin for the circles around places of 0 to 100.
+    """Only numbers are inserted, so an untrusted file cannot inject markup."""
+    # A margin for the circles around positions of 0 to 100.
     places = [(int(x) + 10, int(y) + 10) for x, y in zip(drawing["x"], drawing["y"], strict=True)]
     if not places:
         return ""
@@ -195,7 +198,7 @@ def _svg(drawing: dict[str, list[Any]]) -> str:
 
 
 def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
-    """A class number an item, and the names of the classes."""
+    """The class number of each item, and the names of the classes."""
     per_side = [
         side.y.long().numpy()
         if side.y is not None and side.y.ndim == 1 and not side.y.is_floating_point()
@@ -204,16 +207,16 @@ def _labels(sides: Sequence[Features]) -> tuple[np.ndarray, list[str]]:
     ]
     labels = np.concatenate(per_side)
     labels = np.where((labels < 0) | (labels >= NONE), NONE, labels).astype("u2")
-    known = labels[labels != NONE]
-    if not len(known):
+    labelled = labels[labels != NONE]
+    if not len(labelled):
         return labels, []
-    given = next((side.about["classes"] for side in sides if side.about.get("classes")), ())
-    names = [str(name) for name in given]
-    return labels, names + [f"class {n}" for n in range(len(names), int(known.max()) + 1)]
+    class_names = next((side.about["classes"] for side in sides if side.about.get("classes")), ())
+    names = [str(name) for name in class_names]
+    return labels, names + [f"class {n}" for n in range(len(names), int(labelled.max()) + 1)]
 
 
 def _texts(features: Features) -> list[str]:
-    """What a person reads of each item, with its split where a page shows several."""
+    """The text of each item, with its split if the page shows several."""
     texts = [str(text) for text in features.items or [""] * len(features)]
     kind = features.about.get("side") or "item"
     texts = [text if text.strip() else f"{kind} {row}" for row, text in enumerate(texts)]
@@ -222,9 +225,9 @@ def _texts(features: Features) -> list[str]:
     return [f"{text} ({split})" for text, split in zip(texts, features.split_of(), strict=True)]
 
 
-def _describe(about: dict[str, Any], shown: int, total: int) -> str:
-    told = [f"{key} {about[key]}" for key in ("model", "data", "split", "seed") if key in about]
-    return " · ".join([*told, f"{shown:,} items" + (f" of {total:,}" if shown < total else "")])
+def _describe(about: dict[str, Any], count: int, total: int) -> str:
+    facts = [f"{key} {about[key]}" for key in ("model", "data", "split", "seed") if key in about]
+    return " · ".join([*facts, f"{count:,} items" + (f" of {total:,}" if count < total else "")])
 
 
 def _by_need(tops: Sequence[np.ndarray], count: int) -> list[int]:
@@ -236,7 +239,7 @@ def _by_need(tops: Sequence[np.ndarray], count: int) -> list[int]:
 
 
 def _pictures(items: Sequence[tuple[Features, int]], order: Sequence[int], room: int) -> list[str]:
-    """Each item's picture in base64, small enough for all of them to fit, or else the empty one."""
+    """Each item's picture in base64, scaled so that all fit; empty if there is no room."""
     with_picture = [n for n in order if items[n][0].thumbnails is not None]
     pictures = [""] * len(items)
     if not with_picture:
@@ -272,7 +275,7 @@ def _shrink(encoded: bytes, size: int) -> str:
 
 
 def _packed(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """A header in JSON and the arrays behind it, compressed, in letters that no markup can hold."""
+    """A JSON header followed by the arrays, compressed, in base64."""
     layout: dict[str, list[Any]] = {}
     body = b""
     for name, array in arrays.items():

@@ -23,14 +23,14 @@ from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.training.health import ACTIVE
 
 TOP, SHOWN, NEAREST, REASONS = 12, 16, 6, 4
-"""Items a dimension, dimensions an item, neighbours an item, reasons a neighbour."""
+"""Items per dimension, dimensions per item, neighbours per item, reasons per neighbour."""
 
 NONE, UNIT = 65535, 32767
-"""An empty place, and what stands for one."""
+"""Marks an empty entry; stands for the value 1."""
 
 FITS, _PURE = 0.3, 0.5
-"""A name must hold for this share of a dimension's ten strongest items. Where it does not, their
-class does if that share of them is of it."""
+"""A name must fit this share of a dimension's ten strongest items. Otherwise their class is used if
+this share of them has it."""
 
 _REPEATS = 0.5
 """Dimensions are near-duplicates if their ten strongest items overlap this much (Jaccard)."""
@@ -39,12 +39,12 @@ _REPEATS = 0.5
 def tables(
     z: Tensor, side_of: np.ndarray, labels: np.ndarray | None, per_side: int
 ) -> tuple[dict[str, np.ndarray], list[tuple[str, str]]]:
-    """Everything the page shows of unit codes, and the line of figures on top."""
+    """Tables of unit codes that the page shows, and its line of figures."""
     side = torch.from_numpy(side_of)
     active = z.abs() > ACTIVE
     fires = active.float().mean(dim=0)
     top = [_best(z.T.masked_fill(side != n, 0), TOP) for n in range(int(side.max()) + 1)]
-    found = {
+    arrays = {
         "fires": fires.numpy().astype("f4"),
         "mean": z.mean(dim=0).numpy().astype("f4"),
         "active": active.sum(dim=1).numpy().astype("u2"),
@@ -61,35 +61,35 @@ def tables(
         ("zeros", f"{1 - active.float().mean():.1%}"),
     ]
     counts = torch.zeros(z.shape[1], 3)
-    found["classIds"] = np.full((z.shape[1], 3), NONE, "u2")
+    arrays["classIds"] = np.full((z.shape[1], 3), NONE, "u2")
     if labels is not None:
-        known = torch.from_numpy(labels.astype(np.int64))
-        rows = known != NONE
-        one_hot = F.one_hot(known[rows]).float()
+        class_ids = torch.from_numpy(labels.astype(np.int64))
+        rows = class_ids != NONE
+        one_hot = F.one_hot(class_ids[rows]).float()
         share = active[rows].float().T @ one_hot
         share /= share.sum(dim=1, keepdim=True).clamp(min=1)
         counts, ids = F.pad(share, (0, max(0, 3 - share.shape[1]))).topk(3, dim=1)
-        found["classIds"] = _places(ids.masked_fill(counts == 0, NONE))
+        arrays["classIds"] = _places(ids.masked_fill(counts == 0, NONE))
         if alive.any():
             facts.append(("class consistency", f"{counts[alive, 0].mean():.2f}"))
-    found["classShares"] = _shares(counts)
-    return found, facts
+    arrays["classShares"] = _shares(counts)
+    return arrays, facts
 
 
 def readings(
     sides: Sequence[Features], names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], list[tuple[str, str]], list[str]]:
-    """How readable each dimension is, which it repeats, the figures of the whole, and the names.
+    """Readability of each dimension, the one it repeats, figures of all dimensions, and names.
 
-    Purity needs a side with labels and the fit of names one with words or labels; what a side
-    lacks stays NaN. The score that orders the page is the mean of the two, and a dimension
-    called "mixed" has a fit of zero. Figures of the whole are of the names as they were given;
-    one that does not fit then gets the class of the strongest items, if most are of one.
+    Purity needs a side with labels and the fit of names one with words or labels; measures that
+    cannot be computed are NaN. The score that orders the page is the mean of the two, and a
+    dimension called "mixed" has a fit of zero. The figures are those of the names as given; a name
+    that does not fit is then replaced by the class of the strongest items, if most have one class.
     """
     dims, facts = sides[0].dims, []
     nothing = np.full(dims, np.nan)
     purity, classes, fit = nothing, np.full(dims, NONE, "u2"), nothing
-    labelled = next((known for known in map(_labelled, sides) if known is not None), None)
+    labelled = next((side for side in map(_labelled, sides) if side is not None), None)
     if labelled is not None and labelled.y is not None:
         try:
             purity, chance = dimension_purity(labelled.z, labelled.y), chance_purity(labelled.y)
@@ -115,11 +115,11 @@ def readings(
         fit[dim] = purity[dim]
     mixed = np.array([name == MIXED for name in names])
     both = np.stack([purity, np.where(mixed, 0, fit)])
-    known = ~np.isnan(both)
-    score = np.where(known, both, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    found = {"purity": purity, "fit": fit, "score": np.where(known.any(axis=0), score, -1)}
+    measured = ~np.isnan(both)
+    score = np.where(measured, both, 0).sum(axis=0) / np.maximum(measured.sum(axis=0), 1)
+    arrays = {"purity": purity, "fit": fit, "score": np.where(measured.any(axis=0), score, -1)}
     return (
-        {name: values.astype("f4") for name, values in found.items()}
+        {name: values.astype("f4") for name, values in arrays.items()}
         | {
             "commonClass": classes,
             "leader": _leaders(sides[0], score),
@@ -135,7 +135,7 @@ def _class_name(labelled: Features | None, label: int) -> str:
 
 
 def _labelled(side: Features) -> Features | None:
-    """The items of a side that have a class."""
+    """The items of a side that have a class label."""
     y = side.y
     if y is None or y.ndim != 1 or y.is_floating_point() or not bool((y >= 0).any()):
         return None
@@ -153,7 +153,7 @@ def _common_class(z: Codes, y: Tensor) -> np.ndarray:
 
 
 def _leaders(side: Features, score: np.ndarray) -> np.ndarray:
-    """The most readable dimension of each group of near-duplicates, for each its own if alone."""
+    """For each dimension the most readable of its near-duplicates, or itself if it has none."""
     leader = np.arange(side.dims)
     try:
         overlap = overlaps(side.z)
@@ -171,7 +171,7 @@ def _leaders(side: Features, score: np.ndarray) -> np.ndarray:
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places and values of the largest positive entries of each row."""
+    """Positions and values of the largest positive entries of each row."""
     values, places = scores.topk(min(count, scores.shape[1]), dim=1)
     values, places = (F.pad(x, (0, count - x.shape[1])) for x in (values, places))
     return places.masked_fill(values <= 0, NONE), values
@@ -191,17 +191,17 @@ def _strongest(parts: Tensor, name: str, count: int) -> dict[str, np.ndarray]:
 
 
 def _neighbours(z: Tensor, side: Tensor, per_side: int) -> dict[str, np.ndarray]:
-    """The nearest items of every item on each side, and the dimensions that brought them there."""
+    """The nearest items of every item on each side, and the dimensions that contribute most."""
     blocks = []
     rows = torch.arange(len(z))
     for block in tqdm(rows.split(256), desc="nearest items", leave=False, disable=len(z) < 2000):
         similarity = z[block] @ z.T
         similarity[torch.arange(len(block)), block] = 0
-        found = [
+        by_side = [
             _best(similarity.masked_fill(side != n, 0), per_side)
             for n in range(int(side.max()) + 1)
         ]
-        near, scores = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        near, scores = (torch.cat(parts, dim=1) for parts in zip(*by_side, strict=True))
         partner = z[near.masked_fill(near == NONE, 0)]
         parts = (z[block, None] * partner).masked_fill((near == NONE)[..., None], 0)
         reasons = _strongest(parts.flatten(0, 1), "reason", REASONS)

@@ -1,7 +1,7 @@
 """`ncl-encode`: codes of all rows of a file or folder, as parquet shards.
 
 The input is divided into parts of `shard_rows` rows, and each becomes one shard. A shard depends on
-its rows only, so a run that was killed makes the missing ones and ends with the same bytes.
+its rows only, so a resumed run writes the missing ones, and the files are the same bytes.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from ncl_multi.files import lock_folder
 from ncl_multi.model import SparseModel, fingerprint, load
 from ncl_multi.pretrained_heads import pretrained, pretrained_names
 
-# At most so much is held at a time, besides the codes of one shard.
+# Largest number of rows and size of a chunk in memory, in addition to the codes of one shard.
 _CHUNK = {"text": (2**14, 2**24), "pictures": (64, 2**26)}
 
 
@@ -45,7 +45,7 @@ def encode_files(
     """Write the codes of all rows of a file or folder as parquet shards; resume where it stopped.
 
     Unreadable rows go to `rejects-*.jsonl` in the output folder, with the reason. The output folder
-    is that of one model, one input and one set of options; a run with others is refused.
+    belongs to one model, one input and one set of options; a run with others is refused.
 
     Args:
         model: A run folder, its `model/` folder, a name of `ncl.pretrained` or on the hub.
@@ -53,7 +53,7 @@ def encode_files(
             Parquet, jsonl and txt files are read a piece at a time, csv and tsv files whole.
         output: Folder for the shards; see `ncl_multi.bulk.shards` for their columns.
         k: Keep the k largest entries of a row; None keeps what the model serves.
-        column: Column of the text; None takes the only one that holds text, or has a known name.
+        column: Column of the text; None takes the one with a known name, or the only one with text.
         id_column: Column of the ids; None takes `id` or `_id` where there is one.
         shard_rows: Rows per shard.
         batch_size: Rows per forward pass; None is the model's own default.
@@ -84,13 +84,13 @@ def encode_files(
     with lock_folder(folder):
         claim(folder, manifest)
         missing = [part for part in inputs.parts if not shard(folder, part.number).exists()]
-        there = inputs.rows - sum(part.rows for part in missing)
+        finished = inputs.rows - sum(part.rows for part in missing)
         settings = {"k": k, "batch_size": batch_size, "model": identity}
         worker = _Worker(encoder, inputs, folder.resolve(), settings)
         run: Iterator[Part] = map(worker.make, missing)
         if engine == "ray":
             run = _on_ray(source, device, worker, missing, workers)
-        with tqdm(total=inputs.rows, initial=there, unit="row", disable=not progress) as bar:
+        with tqdm(total=inputs.rows, initial=finished, unit="row", disable=not progress) as bar:
             try:
                 for part in run:
                     bar.update(part.rows)
@@ -121,19 +121,19 @@ class _Worker:
         refused: list[Refused] = []
         parts = [csr_array((0, self.model.dims), dtype=np.float32)]
         for chunk in _chunks(self.inputs, part, refused):
-            for some, z in _encoded(self.model, chunk, self.settings, refused):
-                rows += [row.row for row in some]
-                ids += [row.id for row in some]
+            for encoded_rows, z in _encoded(self.model, chunk, self.settings, refused):
+                rows += [row.row for row in encoded_rows]
+                ids += [row.id for row in encoded_rows]
                 parts.append(z)
         codes = csr_array(vstack(parts, format="csr"))
         codes.sort_indices()
-        made = Codes(np.array(rows, dtype=np.int64), ids, codes)
-        write_shard(self.folder, part.number, made, refused, self.settings["model"])
+        shard_codes = Codes(np.array(rows, dtype=np.int64), ids, codes)
+        write_shard(self.folder, part.number, shard_codes, refused, self.settings["model"])
         return part
 
 
 class _RayWorker:
-    """What Ray Data starts once per process: a worker with its own copy of the model."""
+    """Started once per process by Ray Data: a worker with a copy of the model."""
 
     def __init__(self, source: str, device: str | None, worker: _Worker):
         self.worker = replace(worker, model=_on_device(source, device))
@@ -147,8 +147,8 @@ class _RayWorker:
 def _on_ray(
     source: str, device: str | None, worker: _Worker, parts: list[Part], workers: int
 ) -> Iterator[Part]:
-    """Shards made by the workers of Ray Data, which starts a lost worker and its shard again."""
-    # Ray reports its use to its makers unless it is told not to.
+    """Shards made by the workers of Ray Data, which restarts a lost worker and its shard."""
+    # Ray sends usage statistics unless this is set.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -163,10 +163,10 @@ def _on_ray(
         ray.init(log_to_driver=False, include_dashboard=False, num_cpus=cpus)
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False
-        given = {"source": source, "device": device, "worker": replace(worker, model=None)}
+        kwargs = {"source": source, "device": device, "worker": replace(worker, model=None)}
         numbers = [{"number": part.number} for part in parts]
         shards = ray.data.from_items(numbers, override_num_blocks=len(parts)).map_batches(
-            _RayWorker, fn_constructor_kwargs=given, batch_size=1, concurrency=workers, num_cpus=1
+            _RayWorker, fn_constructor_kwargs=kwargs, batch_size=1, concurrency=workers, num_cpus=1
         )
         for made in shards.iter_rows():
             yield worker.inputs.parts[made["number"]]
@@ -178,7 +178,7 @@ def _on_ray(
 
 
 def _chunks(inputs: Input, part: Part, refused: list[Refused]) -> Iterator[list[Row]]:
-    """Readable rows of a part, as many at a time as may be held; the others are noted."""
+    """Readable rows of a part in chunks of limited size; the others are added to `refused`."""
     most_rows, most_size = _CHUNK[inputs.sources[part.file].holds]
     chunk: list[Row] = []
     size = 0
@@ -198,7 +198,7 @@ def _chunks(inputs: Input, part: Part, refused: list[Refused]) -> Iterator[list[
 def _encoded(
     model: SparseModel, rows: list[Row], settings: dict[str, Any], refused: list[Refused]
 ) -> Iterator[tuple[list[Row], csr_array]]:
-    """Codes of rows. If the model refuses them, halves are tried, down to the row that it means."""
+    """Codes of rows. If the model refuses them, halves are tried, down to the bad row."""
     items = [row.item for row in rows]
     try:
         z = model.encode(items, k=settings["k"], batch_size=settings["batch_size"])
@@ -229,12 +229,12 @@ def _check_reads(model: Any, inputs: Input) -> None:
     for source in inputs.sources:
         if source.holds not in reads.get(model.kind, {"pictures"}):
             raise ValueError(
-                f"the input holds {source.holds}, which this model of kind {model.kind} does not "
+                f"the input has {source.holds}, which this model of kind {model.kind} does not "
                 f"read: give it {'pictures' if source.holds == 'text' else 'texts'}"
             )
 
 
 def _identity(model: SparseModel) -> str:
     """A hash of weights and options."""
-    told = json.dumps([model.kind, model.options(), fingerprint(model)], default=str)
-    return hashlib.sha256(told.encode()).hexdigest()
+    description = json.dumps([model.kind, model.options(), fingerprint(model)], default=str)
+    return hashlib.sha256(description.encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""What bulk encoding reads: tables of text and folders of pictures, a range of rows at a time.
+"""Inputs of bulk encoding: tables of text and folders of pictures, a range of rows at a time.
 
-A row that cannot be read is never left out without a word: it comes as `Refused`, with its reason.
+A row that cannot be read is not skipped silently: it is returned as `Refused`, with the reason.
 """
 
 import hashlib
@@ -117,8 +117,8 @@ def open_input(
     for file, source in enumerate(sources):
         rows, offsets = source.starts(size)
         for start, offset in zip(range(0, rows, size), offsets, strict=True):
-            there = min(size, rows - start)
-            parts.append(Part(len(parts), file, start, there, first + start, offset))
+            part_rows = min(size, rows - start)
+            parts.append(Part(len(parts), file, start, part_rows, first + start, offset))
         first += rows
         whole.update(f"{source.name}\0{rows}\0{source.digest()}\n".encode())
     if not parts:
@@ -164,7 +164,7 @@ def _table(path: Path, name: str, column: str | None, id_column: str | None) -> 
 
 
 class _Lines(Source):
-    """A jsonl or txt file in UTF-8: a row is a line, also an empty one."""
+    """A jsonl or txt file in UTF-8: every line is a row, also an empty one."""
 
     def __init__(self, path: Path, name: str, column: str | None, id_column: str | None):
         self.path, self.name, self.column, self.id_column = path, name, column, id_column
@@ -175,7 +175,7 @@ class _Lines(Source):
         self._digest = ""
 
     def starts(self, size: int) -> tuple[int, list[int]]:
-        # One pass over the file serves to count the lines and to know them again.
+        # One pass over the file counts the lines and computes their hash.
         whole, lines, position, offsets, last = hashlib.sha256(), 0, 0, [0], b"\n"
         with self.path.open("rb") as file:
             while block := file.read(_BLOCK):
@@ -234,7 +234,7 @@ def _json_columns(path: Path, column: str | None, id_column: str | None) -> tupl
             try:
                 rows.append(json_row(line.decode("utf-8-sig")))
             except ValueError:
-                continue  # It is refused with its reason when it is read.
+                continue  # It is refused, with the reason, when it is read.
     if not rows:
         raise ValueError(f"{path}: none of its first {_SAMPLE} lines is a JSON object")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -251,19 +251,19 @@ def _columns(
     column: str | None,
     id_column: str | None,
 ) -> tuple[str, str | None]:
-    known = [*texts, *(name for name, _ in others)]
+    names = [*texts, *(name for name, _ in others)]
     if id_column is None:
-        id_column = next((name for name in _IDS if name in known), None)
-    elif id_column not in known:
+        id_column = next((name for name in _IDS if name in names), None)
+    elif id_column not in names:
         raise ValueError(
-            f"{source} has no column {id_column!r} for --id-column: {', '.join(known)}"
+            f"{source} has no column {id_column!r} for --id-column: {', '.join(names)}"
         )
     if column is None:
         candidates = {name: cells for name, cells in texts.items() if name != id_column}
         column = text_column(candidates, source, others)
     elif column not in texts:
         raise ValueError(
-            f"{source} has no column {column!r} that holds text. Those that do: "
+            f"{source} has no column {column!r} with text. Columns with text: "
             f"{', '.join(texts) or 'none'}"
         )
     return column, id_column
@@ -342,19 +342,19 @@ class _Parquet(Source):
 
 
 class _Delimited(Source):
-    """A csv or tsv file. `read_table` takes it whole: its rows may span lines."""
+    """A csv or tsv file. It is read whole by `read_table`, because rows may span lines."""
 
     def __init__(self, path: Path, name: str, column: str | None, id_column: str | None):
         self.path, self.name = path, name
         if column is None and id_column is not None:
-            raise ValueError(f"{path}: give --column, too, where you give --id-column")
+            raise ValueError(f"{path}: --id-column needs --column, too")
         columns = [column, *([id_column] if id_column else [])] if column else None
         table = read_table(path, columns=columns)
         if columns is None and len(table.columns) > 1:
             raise ValueError(f"{path} has the texts {', '.join(table.columns)}: choose a --column")
-        found: dict[int, Any] = dict(zip(table.numbers, table.rows, strict=True))
-        found |= {line: why for why, lines in table.left_out for line in lines}
-        self.lines = sorted(found.items())
+        cells_by_line: dict[int, Any] = dict(zip(table.numbers, table.rows, strict=True))
+        cells_by_line |= {line: why for why, lines in table.left_out for line in lines}
+        self.lines = sorted(cells_by_line.items())
 
     def starts(self, size: int) -> tuple[int, list[int]]:
         return len(self.lines), [0] * -(-len(self.lines) // size)
@@ -372,7 +372,7 @@ class _Delimited(Source):
 
 
 class _Pictures(Source):
-    """The pictures of a folder and of the folders in it; their ids are their paths in it."""
+    """The pictures of a folder and its subfolders; their ids are relative paths."""
 
     holds = "pictures"
     name = "pictures"
@@ -415,7 +415,7 @@ def arrow() -> tuple[Any, Any]:
 
 
 def _values(kind: Any) -> Any:
-    """The type of the values of a column, which may be stored as a dictionary of them."""
+    """The type of the values of a column, which may be dictionary-encoded."""
     return kind.value_type if str(kind).startswith("dictionary") else kind
 
 

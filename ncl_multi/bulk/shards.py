@@ -1,6 +1,6 @@
 """The output folder of bulk encoding: a manifest, shards of codes, and the rows that were refused.
 
-    manifest.json            model, input and options: what a run must have in common to resume
+    manifest.json            model, input and options: must be the same for a run to resume
     codes-00000.parquet      one line per row: row, id, indices, values
     rejects-00000.jsonl      rows of that shard without a code: row, where, reason
 
@@ -38,9 +38,9 @@ class Codes:
 
 
 def claim(folder: Path, manifest: dict[str, Any]) -> None:
-    """Make the folder that of this run, or refuse it if it is that of another one.
+    """Claim the folder for this run, or refuse it if it belongs to another one.
 
-    Call it while the folder is locked. What a killed process left unfinished is removed.
+    Call it while the folder is locked. Unfinished files of killed processes are removed.
     """
     manifest = {"format": FORMAT, **manifest}
     path = folder / _MANIFEST
@@ -53,16 +53,16 @@ def claim(folder: Path, manifest: dict[str, Any]) -> None:
             )
         with atomic(path) as unfinished:
             unfinished.write_text(json.dumps(manifest, indent=2))
-    before = read_json(path, keys=_KEYS)
-    for part in _KEYS:
-        if before[part] != manifest[part]:
+    stored = read_json(path, keys=_KEYS)
+    for key in _KEYS:
+        if stored[key] != manifest[key]:
             raise ValueError(
-                f"{folder} belongs to another run: its {part} is {json.dumps(before[part])}, this "
-                f"one's is {json.dumps(manifest[part])}. Nothing was written. Choose another "
-                f"folder, or run with the same {part} to resume"
+                f"{folder} belongs to another run: its {key} is {json.dumps(stored[key])}, this "
+                f"one's is {json.dumps(manifest[key])}. Nothing was written. Choose another "
+                f"folder, or run with the same {key} to resume"
             )
-    for left in folder.glob(".*.part"):
-        left.unlink()
+    for leftover in folder.glob(".*.part"):
+        leftover.unlink()
 
 
 def shard(folder: Path, number: int) -> Path:
@@ -78,7 +78,7 @@ def rejects(folder: Path, number: int) -> Path:
 def write_shard(
     folder: Path, number: int, codes: Codes, refused: Sequence[Refused], model: str
 ) -> None:
-    """Write the rows without a code, then the shard: where the shard is, both are whole."""
+    """Write the rows without a code, then the shard: if the shard exists, both are complete."""
     pa, parquet = arrow()
     if refused:
         with atomic(rejects(folder, number)) as unfinished:
@@ -103,7 +103,7 @@ def write_shard(
 
 
 def count(folder: Path, number: int) -> tuple[int, int]:
-    """Rows of a shard, and rows that it has no code for."""
+    """Rows of a shard with a code, and without one."""
     _, parquet = arrow()
     path = shard(folder, number)
     schema = parquet.read_metadata(path)

@@ -1,8 +1,8 @@
 """Codes in the sparse forms of the search engines, with each engine's limits checked.
 
 All take unit rows, so an engine's inner product is the cosine of `SparseIndex`. Qdrant, Milvus and
-pgvector are tested in the engine itself. Elasticsearch and OpenSearch are form only: the files and
-queries are checked against their documented limits, no server has read them.
+pgvector are tested in the engine itself. For Elasticsearch and OpenSearch only the form is
+tested: files and queries are checked against documented limits, not by a server.
 """
 
 import json
@@ -18,9 +18,9 @@ from ncl_multi.codes.explain import unit_rows
 from ncl_multi.files import atomic
 
 FIELD = "code"
-"""What the codes are called in every engine."""
+"""Name of the field with the code, in every engine."""
 
-# The smallest single that has all its bits.
+# The smallest float32 with full precision.
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -73,17 +73,17 @@ def write_bulk(
     """Files for the `_bulk` call of OpenSearch and Elasticsearch: two JSON lines per item.
 
     They fit a field of type `rank_features` (both) or `sparse_vector` (Elasticsearch): see
-    `mapping` and `bulk_query`. Form only, see above. These engines keep 9 significant bits of a
-    value, a relative error of up to 0.4 %, so near ties may change places; `kept_precision` gives
-    the values that they keep. They take values above zero only, so smaller ones than single
-    precision can tell from zero are refused.
+    `mapping` and `bulk_query`. Only the form is tested, see above. These engines keep 9
+    significant bits of a value, a relative error of up to 0.4 %, so near ties may change order;
+    `kept_precision` gives the values that they keep. They accept only positive values, so values
+    that float32 rounds to zero are refused.
 
     A server takes `most_bytes` per call (its `http.max_content_length`, 100 MB unless it was set).
-    Where the codes need more, the second file is called `<stem>-1<suffix>` and so on.
+    If the codes need more, the second file is called `<stem>-1<suffix>` and so on.
     """
     _check_index(index)
     files: list[Path] = []
-    left, file = 0, None
+    bytes_left, file = 0, None
     path = Path(path)
     with ExitStack() as stack:
         for _, item, dims, values in _entries(ids, codes):
@@ -97,21 +97,21 @@ def write_bulk(
             lines = f"{json.dumps(action)}\n{json.dumps(document)}\n"
             if len(lines) > most_bytes:
                 raise ValueError(
-                    f"item {item} takes {len(lines):,} bytes; a server takes {most_bytes:,} a call"
+                    f"item {item} takes {len(lines):,} bytes; at most {most_bytes:,} fit a call"
                 )
-            if file is None or len(lines) > left:
+            if file is None or len(lines) > bytes_left:
                 number = f"-{len(files)}" if files else ""
                 files.append(path.with_name(f"{path.stem}{number}{path.suffix}"))
                 unfinished = stack.enter_context(atomic(files[-1]))
                 file = stack.enter_context(unfinished.open("w", encoding="ascii"))
-                left = most_bytes
+                bytes_left = most_bytes
             file.write(lines)
-            left -= len(lines)
+            bytes_left -= len(lines)
     return files
 
 
 def kept_precision(values: np.ndarray) -> np.ndarray:
-    """What `rank_features` and `sparse_vector` keep of values: 9 significant bits, not rounded.
+    """Values as `rank_features` and `sparse_vector` store them: 9 significant bits, truncated.
 
     Example:
         >>> kept_precision(np.array([0.5, 0.3], dtype=np.float32))
@@ -126,7 +126,7 @@ def mapping(kind: Literal["rank_features", "sparse_vector"]) -> dict[str, Any]:
     """The body to create an index with, for `write_bulk`."""
     field: dict[str, Any] = {"type": kind}
     if kind == "sparse_vector":
-        # Newer servers would otherwise drop frequent features of low weight.
+        # Otherwise newer servers drop frequent features of low weight.
         field["index_options"] = {"prune": False}
     return {"mappings": {"properties": {FIELD: field}}}
 

@@ -1,7 +1,7 @@
 """Why two items match, what a dimension means, and how to search without it.
 
 The cosine of two non-negative codes is a sum of non-negative parts, one per shared dimension, so a
-match can be taken apart exactly. Signed codes cannot: their parts cancel.
+match can be decomposed exactly. Signed codes cannot: their parts cancel.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ Code = Any
 
 
 class Part(NamedTuple):
-    """What one dimension adds to a similarity."""
+    """The contribution of one dimension to a similarity."""
 
     dimension: int
     name: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Match(NamedTuple):
-    """One search result and the parts that its score is the sum of."""
+    """One search result; its score is the sum of its parts."""
 
     id: int
     score: float
@@ -79,11 +79,11 @@ def why(
         [(7, 'red')]
     """
     ids, scores = index.search(query, k)
-    found = ids[0] >= 0
-    codes = index.codes(ids[0][found])
+    hits = ids[0] >= 0
+    codes = index.codes(ids[0][hits])
     return [
         Match(int(item), float(score), explain(query, codes[[row]], names or index.names))
-        for row, (item, score) in enumerate(zip(ids[0][found], scores[0][found], strict=True))
+        for row, (item, score) in enumerate(zip(ids[0][hits], scores[0][hits], strict=True))
     ]
 
 
@@ -98,7 +98,7 @@ def steer(
 
     Dimensions are given by number, or by name where `names` are given (a name that several
     dimensions share means all of them). `boost` adds to the unit code: 0.5 adds a concept at half
-    the length of the whole code, whether the code had it or not. Rows come out of unit length.
+    the length of the whole code, whether the code had it or not. The result has unit rows.
 
     Example:
         >>> steer(torch.tensor([[0.6, 0.8, 0.0]]), drop=[1], boost={2: 0.6}).toarray().round(3)
@@ -121,7 +121,7 @@ def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
     """Codes in any form as sparse rows of unit length in double precision; zero rows stay zero."""
     if isinstance(code, torch.Tensor):
         code = code.detach().cpu().double().numpy()
-    # A copy: tidying up must not reorder the caller's own arrays.
+    # A copy: sorting must not change the caller's arrays.
     z = csr_array(
         code if issparse(code) else np.atleast_2d(np.asarray(code)), dtype=np.float64, copy=True
     )
@@ -140,10 +140,10 @@ def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
 
 def _dimensions(which: int | str, dims: int, names: Sequence[str] | None) -> list[int]:
     if isinstance(which, str):
-        found = [dim for dim, name in enumerate(names or ()) if name == which]
-        if not found:
+        matching = [dim for dim, name in enumerate(names or ()) if name == which]
+        if not matching:
             raise ValueError(f"no dimension is called {which!r}; pass a number, or names=...")
-        return found
+        return matching
     if not 0 <= which < dims:
         raise ValueError(f"dimension must lie in 0..{dims - 1}; got {which}")
     return [int(which)]

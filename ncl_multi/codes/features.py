@@ -18,7 +18,7 @@ from ncl_multi.files import Expected, atomic, parse_json, read_safetensors
 
 FORMAT = "ncl_multi.features/1"
 MOST_COLUMNS = 2**22
-"""Width of codes. A file need not be large to claim a large width, so it has a limit."""
+"""Largest width of codes: a small file could claim any width."""
 MOST_ABOUT = 2**22
 """Bytes of provenance in a file."""
 MOST_SHOWN = 10_000
@@ -41,11 +41,11 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Features:
-    """Codes of a set of items, with what is needed to judge and to show them.
+    """Codes of a set of items, with labels, texts, thumbnails and provenance.
 
-    `z` is a tensor or a `scipy.sparse.csr_array`, one row an item; it is stored sparse when that
-    is smaller. `y` are class labels, `items` what a person reads of an item (a caption, a sentence,
-    a file name), `thumbnails` its picture as encoded PNG, JPEG or WebP. `about` is the provenance:
+    `z` is a tensor or a `scipy.sparse.csr_array`, one row per item; it is stored sparse when
+    that is smaller. `y` are class labels, `items` a text for each item (a caption, a sentence, a
+    file name), `thumbnails` its picture as encoded PNG, JPEG or WebP. `about` is the provenance:
     model, data, split, seed, activation, `output` ("encoder" or "head"), `normalised`, and
     `classes`, the names of the labels. Rows of several splits follow each other, and `splits` says
     how many there are of each. It travels in the file and is never guessed from its name.
@@ -76,14 +76,14 @@ class Features:
         if not 1 <= self.z.shape[1] <= MOST_COLUMNS:
             raise ValueError(f"z must have 1 to {MOST_COLUMNS} columns; got {self.z.shape[1]}")
         if not values.isfinite().all():
-            raise ValueError("z holds NaN or infinity; look for a training run that diverged")
+            raise ValueError("z contains NaN or infinity; look for a training run that diverged")
         if self.y is not None:
             object.__setattr__(self, "y", torch.as_tensor(self.y))
         for name in ("y", "items", "thumbnails"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self):
+            entries = getattr(self, name)
+            if entries is not None and len(entries) != len(self):
                 raise ValueError(
-                    f"{name} must have one entry per row of z, {len(self)}; got {len(given)}"
+                    f"{name} must have one entry per row of z, {len(self)}; got {len(entries)}"
                 )
 
     def __len__(self) -> int:
@@ -93,12 +93,12 @@ class Features:
         kind = "csr_array" if issparse(self.z) else str(self.z.dtype)
         parts = [f"{len(self)} x {self.dims} {kind}"]
         parts += [n for n in ("y", "items", "thumbnails") if getattr(self, n) is not None]
-        told = ("data", "split", "side", "output")
-        parts += [f"{name}={str(self.about[name])[:40]!r}" for name in told if name in self.about]
+        keys = ("data", "split", "side", "output")
+        parts += [f"{name}={str(self.about[name])[:40]!r}" for name in keys if name in self.about]
         return f"Features({', '.join(parts)})"
 
     def split_of(self) -> list[str]:
-        """The split of each row; the empty text where it is not known.
+        """The split of each row; an empty text if it is unknown.
 
         Example:
             >>> about = {"split": "all", "splits": {"train": 2, "test": 1}}
@@ -176,7 +176,7 @@ class Features:
 def join(parts: Mapping[str, Features]) -> Features:
     """Features of several splits as one, in this order; each split must be named once.
 
-    What only a part of them has, such as labels, is left out.
+    Fields that not all splits have, such as labels, are left out.
 
     Example:
         >>> parts = {"train": Features(torch.eye(3)), "test": Features(torch.zeros(1, 3))}
@@ -186,10 +186,10 @@ def join(parts: Mapping[str, Features]) -> Features:
     features = list(parts.values())
 
     def one_after_another(name: str) -> list[Any] | None:
-        given = [getattr(part, name) for part in features]
-        if any(entries is None for entries in given):
+        columns = [getattr(part, name) for part in features]
+        if any(entries is None for entries in columns):
             return None
-        return [entry for part in given for entry in part]
+        return [entry for entries in columns for entry in entries]
 
     labels = [part.y for part in features if part.y is not None]
     splits = {split: len(part) for split, part in parts.items()}
@@ -203,7 +203,7 @@ def join(parts: Mapping[str, Features]) -> Features:
 
 
 def spread(rows: int, most: int) -> list[int]:
-    """All of so many rows, or `most` of them at even distances.
+    """Numbers of all rows, or of `most` evenly spaced ones.
 
     Example:
         >>> spread(9, 3), spread(2, 3)
@@ -213,18 +213,18 @@ def spread(rows: int, most: int) -> list[int]:
 
 
 def to_metadata(file_format: str, about: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a file in one of our formats, if it is short enough to be read again."""
+    """The metadata of a file in one of our formats; refused if it is too long to be read again."""
     text = json.dumps(about, default=str)
     if len(json.dumps(text)) > MOST_ABOUT:
         raise ValueError(
-            f"what a file says about itself may take {MOST_ABOUT} bytes; got {len(text)}. "
+            f"the metadata of a file may take {MOST_ABOUT} bytes; got {len(text)}. "
             f"Put long lists into items"
         )
     return {"format": file_format, "about": text}
 
 
 def from_metadata(metadata: dict[str, str]) -> dict[str, Any]:
-    """What a file says about itself."""
+    """The provenance in the metadata of a file."""
     about = parse_json(metadata["about"], "its provenance")
     if not isinstance(about, dict):
         raise ValueError(f"its provenance must be a JSON object; got {type(about).__name__}")
@@ -241,7 +241,7 @@ def normalise_rows(z: csr_array) -> csr_array:
 
 
 def to_csr(z: Tensor) -> csr_array:
-    """Codes as models return them: unit rows, sparse, exact zeros left out.
+    """Sparse codes as models return them: unit rows, without stored zeros.
 
     Example:
         >>> to_csr(torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0]])).toarray()
@@ -262,10 +262,12 @@ def _codes(z: Any) -> dict[str, Tensor]:
         z = z.astype(np.float32)
     # One width for both, or scipy would copy them when they are read.
     width = np.int32 if max(z.nnz, z.shape[1]) < 2**31 else np.int64
-    parts = {
+    arrays = {
         "data": z.data, "indices": z.indices.astype(width), "indptr": z.indptr.astype(width),
     }  # fmt: skip
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()
+    }
     return tensors | {"shape": torch.tensor(z.shape)}
 
 

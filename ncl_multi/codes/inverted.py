@@ -1,4 +1,4 @@
-"""Inverted lists: for each dimension, the items that have it."""
+"""Inverted lists: for each dimension, the items in which it is active."""
 
 from dataclasses import dataclass
 from inspect import unwrap
@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs numba: pip install 'ncl-multi[search]'") from error
 
 MOST_ITEMS = 65_536
-"""Items of one block: their numbers fit 16 bits, and their scores a core's own cache."""
+"""Most items of one block: their numbers fit 16 bits, and their scores a core's cache."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Block:
         "values": Expected(("F32",)),
         "live": Expected(("BOOL",)),
     }
-    """What is saved, with the only types that the compiled search may be given."""
+    """The saved arrays, with the types that the compiled search requires."""
 
     ids: np.ndarray
     starts: np.ndarray
@@ -44,13 +44,13 @@ class Block:
         self.order = np.argsort(self.ids, kind="stable").astype(np.uint16)
 
     def find(self, ids: np.ndarray) -> np.ndarray:
-        """Row of each id, -1 where it is not here or was removed."""
+        """Row of each id, -1 if it is not in this block or was removed."""
         place = np.searchsorted(self.ids, ids, sorter=self.order)
         rows = self.order[np.minimum(place, len(self.ids) - 1)].astype(np.int64)
         return np.where((self.ids[rows] == ids) & self.live[rows], rows, -1)
 
     def lists(self) -> csr_array:
-        """A row a dimension, a column an item."""
+        """One row per dimension, one column per item."""
         shape = (len(self.starts) - 1, len(self.ids))
         return csr_array((self.values, self.rows.astype(np.int32), self.starts), shape=shape)
 
@@ -68,7 +68,7 @@ class Block:
         return {name: np.ascontiguousarray(getattr(self, name)) for name in self.PARTS}
 
     def checked(self, dims: int) -> "Block":
-        """Itself, if its numbers cannot lead a search astray."""
+        """The block itself, after a check that its indices are valid."""
         lengths = (len(self.starts) - 1, len(self.values), len(self.live))
         sound = (
             0 < len(self.ids) <= MOST_ITEMS
@@ -85,7 +85,7 @@ class Block:
         )
         if not sound:
             raise ValueError("its inverted lists do not fit together")
-        # A list names an item once and in order, or sums over it would count it twice.
+        # Each list must contain an item once, or sums would count it twice.
         inside = np.ones(len(self.rows), bool)
         inside[self.starts[:-1][self.starts[:-1] < len(self.rows)]] = False
         if (np.diff(self.rows.astype(np.int32), prepend=-1)[inside] <= 0).any():
@@ -96,7 +96,7 @@ class Block:
 def _scan(
     starts, rows, values, allowed, pointers, dims, weights, begin, end, first, scores, places
 ):
-    """Merge one block's best items into each query's heap, whose root is the worst kept."""
+    """Merge one block's best items into each query's heap, whose root is its worst item."""
     total = np.zeros(len(allowed), np.float32)
     k = scores.shape[1]
     for query in range(begin, end):
@@ -123,6 +123,6 @@ def _scan(
                 heap[node], where[node] = score, first + row
 
 
-# Under test every function is wrapped in type checks, which no compiler reads.
+# In tests every function is wrapped in type checks, which numba cannot compile.
 scan = njit(cache=True, nogil=True)(unwrap(_scan))
 """`_scan`, compiled."""

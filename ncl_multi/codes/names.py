@@ -20,17 +20,17 @@ _TOP_ITEMS = 20
 _LIFT = 1.5
 """A term must be this much more frequent among the strongest items than among all."""
 _COVERED = 0.4
-"""A name must hold for this share of the strongest items, weighed by how strongly they fire."""
+"""A name must fit this share of the strongest items, weighed by how strongly they fire."""
 _ADDS = 0.15
-"""What a further term must cover of the items that the terms before it leave."""
+"""Share of the items not yet covered that a further term must cover."""
 _JOINS = 3.0
-"""How much more frequent than among all items a further term must be; "man" joins no name."""
+"""How much more frequent than among all items a further term must be; "man" is not added."""
 _COHESION = 3.0
-"""Two words make a term if they stand side by side this much more often than by accident."""
+"""Two words make a term if they are adjacent this much more often than by chance."""
 _PAIR = 1.25
-"""What two words that belong together say more than one of them."""
+"""Bonus for a term of two words."""
 _CLEARER = 0.2
-"""A class names where it holds for this share of the strongest items more than the words do."""
+"""A class is the name if it fits this share of the strongest items more than the words do."""
 
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[^\W\d_]+)?")
 _PAUSE = re.compile(r"[,;:.!?()/|]")
@@ -73,10 +73,10 @@ _IRREGULAR = {
 
 
 class _Terms(NamedTuple):
-    """Which item holds which term, and how a person writes the term."""
+    """Which item contains which term, and the usual spelling of each term."""
 
     held: csr_array
-    shown: Sequence[str]
+    spellings: Sequence[str]
 
 
 class _Name(NamedTuple):
@@ -89,8 +89,8 @@ class _Name(NamedTuple):
 class _Choice(NamedTuple):
     """Terms that could name a dimension, best first.
 
-    `held` says which of its strongest items hold them, `weights` how strongly each item fires,
-    `usual` which share of all items holds a term, and `related` which terms occur together and
+    `held` marks which of its strongest items contain them, `weights` how strongly each item fires,
+    `usual` which share of all items contains a term, and `related` which terms occur together and
     have no word in common.
     """
 
@@ -104,22 +104,22 @@ class _Choice(NamedTuple):
 def name_sides(sides: Sequence[Features]) -> list[str]:
     """Names for the dimensions that several sides of a run have in common.
 
-    Names that the run brings in `about["names"]` are taken as they are. Else words name best, and
-    CLIP's texts best of all; what they do not name, the items of the other sides may.
+    Names in `about["names"]` are used as they are. Otherwise names come from words, first those of
+    CLIP's texts; dimensions without a name are then named by the items of the other sides.
     """
 
     def least_wordy(side: Features) -> tuple[bool, bool]:
         return side.about.get("side") != "text", not side.items
 
     by_words = sorted(sides, key=least_wordy)
-    given = by_words[0].about.get("names")
-    if given:
+    stored = by_words[0].about.get("names")
+    if stored:
         dims = by_words[0].dims
-        if not isinstance(given, list) or set(map(type, given)) != {str} or len(given) != dims:
+        if not isinstance(stored, list) or set(map(type, stored)) != {str} or len(stored) != dims:
             raise ValueError(
-                f"the names of dimensions must be a list of {dims} texts; got {given!r:.80}"
+                f"the names of dimensions must be a list of {dims} texts; got {stored!r:.80}"
             )
-        return given
+        return stored
     names = name_dimensions(by_words[0])
     for side in by_words[1:]:
         if any(name in ("", MIXED) for name in names):
@@ -134,10 +134,10 @@ def name_dimensions(features: Features, codes: Any | None = None, words: int = 3
     A term is a word, or two words that belong together, as "ice cream". Terms are weighed like
     c-TF-IDF: by their share of a dimension's strongest items, times the logarithm of how much
     larger that is than their share of all items and of what other dimensions fire for; so words
-    that are everywhere name nothing. A name is the best term. Further terms join it where one
-    does not hold for enough of the items, or where another dimension has the same name. A class
-    names where words do not, or where it holds for clearly more of the items. Names that are
-    still equal get a word of their strongest items: "mammals", "mammals: camel". A dimension whose
+    that occur everywhere are not used. A name is the best term. Further terms are added if it does
+    not fit enough of the items, or if another dimension has the same name. A class is the name if
+    there is no name by words, or if the class fits clearly more of the items. Names that are still
+    equal get a word of their strongest items: "mammals", "mammals: camel". A dimension whose
     strongest items have nothing in common is called "mixed". One that never fires has the empty
     name, as have all if there are neither words nor classes.
 
@@ -157,14 +157,14 @@ def name_dimensions(features: Features, codes: Any | None = None, words: int = 3
     strongest = _strongest(unit_rows(features.z if codes is None else codes, signed=True))
     by_words, by_class = _words(features.items or [], pairs=words > 1), _classes(features)
     names = [
-        of_class if not own.text or of_class.fit >= own.fit + _CLEARER else own
-        for own, of_class in zip(
+        of_class if not of_words.text or of_class.fit >= of_words.fit + _CLEARER else of_words
+        for of_words, of_class in zip(
             _names(strongest, by_words, words), _names(strongest, by_class, None), strict=True
         )
     ]
-    texts = _told_by_an_item(names, strongest, by_words) if words > 1 else [n.text for n in names]
+    texts = _named_by_an_item(names, strongest, by_words) if words > 1 else [n.text for n in names]
     fires = np.diff(strongest.indptr) > 0
-    nameless = MIXED if by_words.shown or by_class.shown else ""
+    nameless = MIXED if by_words.spellings or by_class.spellings else ""
     return [(text or nameless) if alive else "" for text, alive in zip(texts, fires, strict=True)]
 
 
@@ -184,26 +184,28 @@ def belongs(name: str, features: Features, row: int) -> bool:
 
 
 def _names(strongest: csr_array, terms: _Terms, words: int | None) -> list[_Name]:
-    """The best terms of each dimension, then what tells dimensions with the same name apart.
+    """The best terms of each dimension, and more terms for dimensions with the same name.
 
     Without a limit of `words` a name is one term, however long.
     """
-    if not terms.shown:
+    if not terms.spellings:
         return [_Name("", 0.0)] * strongest.shape[0]
     choices = _choices(strongest, terms)
-    lengths = np.array([1 if words is None else len(shown.split()) for shown in terms.shown])
+    lengths = np.array(
+        [1 if words is None else len(spelling.split()) for spelling in terms.spellings]
+    )
     chosen = [_cover(choice, lengths, words or 1) for choice in choices]
     _tell_apart(chosen, choices, lengths, words or 1)
     return [
-        _Name(", ".join(terms.shown[term] for term in own), _fit(choice, own))
-        for own, choice in zip(chosen, choices, strict=True)
+        _Name(", ".join(terms.spellings[term] for term in name), _fit(choice, name))
+        for name, choice in zip(chosen, choices, strict=True)
     ]
 
 
-def _told_by_an_item(names: Sequence[_Name], strongest: csr_array, terms: _Terms) -> list[str]:
-    """Names; those that are equal, but the one that fits best, with a word of its own items."""
+def _named_by_an_item(names: Sequence[_Name], strongest: csr_array, terms: _Terms) -> list[str]:
+    """Names; of equal ones, all but the best fitting get a word of their own items."""
     texts = [name.text for name in names]
-    if not terms.shown:
+    if not terms.spellings:
         return texts
     taken, usual = Counter(texts), terms.held.mean(axis=0)
     shares = csr_array(strongest @ terms.held)
@@ -211,15 +213,15 @@ def _told_by_an_item(names: Sequence[_Name], strongest: csr_array, terms: _Terms
         text = texts[dim]
         if not text or taken[text] < 2:
             continue
-        here = slice(*shares.indptr[dim : dim + 2])
-        term, share = shares.indices[here], shares.data[here]
+        entries = slice(*shares.indptr[dim : dim + 2])
+        term, share = shares.indices[entries], shares.data[entries]
         lift = share / usual[term]
         score = np.where(lift >= _LIFT, share * np.log(lift), 0)
         inside = set(_key(text).split())
         longer = (
-            f"{text}: {terms.shown[n]}"
+            f"{text}: {terms.spellings[n]}"
             for n in term[np.lexsort((term, -score))[: np.count_nonzero(score)]]
-            if inside.isdisjoint(_key(terms.shown[n]).split())
+            if inside.isdisjoint(_key(terms.spellings[n]).split())
         )
         new = next((name for name in longer if name not in taken), None)
         if new is not None:
@@ -238,50 +240,50 @@ def _choices(strongest: csr_array, terms: _Terms, most: int = 24) -> list[_Choic
     alive = max(1, np.count_nonzero(np.diff(strongest.indptr)))
     elsewhere = np.maximum(usual, shares.sum(axis=0) / alive)
     together = csr_array(terms.held.T @ terms.held)
-    parts = [set(_key(shown).split()) for shown in terms.shown]
-    pairs = np.array([" " in shown for shown in terms.shown])
-    place = np.full(len(terms.shown), -1)
+    parts = [set(_key(spelling).split()) for spelling in terms.spellings]
+    pairs = np.array([" " in spelling for spelling in terms.spellings])
+    place = np.full(len(terms.spellings), -1)
     choices = []
     for dim in range(strongest.shape[0]):
-        own = slice(*strongest.indptr[dim : dim + 2])
-        here = slice(*shares.indptr[dim : dim + 2])
-        term, share = shares.indices[here], shares.data[here]
-        # A term of a single item says what that item is, not what the dimension is.
-        fits = counts.data[here] >= min(2, own.stop - own.start)
+        strong_entries = slice(*strongest.indptr[dim : dim + 2])
+        term_entries = slice(*shares.indptr[dim : dim + 2])
+        term, share = shares.indices[term_entries], shares.data[term_entries]
+        # A term of a single item describes that item, not the dimension.
+        fits = counts.data[term_entries] >= min(2, strong_entries.stop - strong_entries.start)
         fits &= share >= _LIFT * usual[term]
         term, share = term[fits], share[fits]
         score = share * np.log(share / elsewhere[term]) * np.where(pairs[term], _PAIR, 1)
         term = term[np.lexsort((term, -score))][:most]
-        held = _part(terms.held, strongest.indices[own], term, place) > 0
+        held = _submatrix(terms.held, strongest.indices[strong_entries], term, place) > 0
         by_accident = np.outer(usual[term], usual[term]) * terms.held.shape[0]
-        related = _part(together, term, term, place) >= _LIFT * by_accident
+        related = _submatrix(together, term, term, place) >= _LIFT * by_accident
         for pair in np.flatnonzero(pairs[term]):
             inside = parts[term[pair]]
             repeated = [not inside.isdisjoint(parts[other]) for other in term]
             related[pair, repeated] = related[repeated, pair] = False
-        choices.append(_Choice(term, held, strongest.data[own], usual[term], related))
+        choices.append(_Choice(term, held, strongest.data[strong_entries], usual[term], related))
     return choices
 
 
-def _part(
+def _submatrix(
     matrix: csr_array, rows: np.ndarray, columns: np.ndarray, place: np.ndarray
 ) -> np.ndarray:
-    """`matrix[rows][:, columns]`, dense; for a few rows scipy takes ten times as long.
+    """`matrix[rows][:, columns]`, dense; scipy takes ten times as long for a few rows.
 
-    `place` has an entry of -1 for each column of the matrix, and is left so.
+    `place` has an entry of -1 for each column of the matrix, and has them again afterwards.
     """
-    part = np.zeros((len(rows), len(columns)))
+    block = np.zeros((len(rows), len(columns)))
     place[columns] = np.arange(len(columns))
     for at, row in enumerate(rows):
         entries = slice(matrix.indptr[row], matrix.indptr[row + 1])
         column = place[matrix.indices[entries]]
-        part[at, column[column >= 0]] = matrix.data[entries][column >= 0]
+        block[at, column[column >= 0]] = matrix.data[entries][column >= 0]
     place[columns] = -1
-    return part
+    return block
 
 
 def _cover(choice: _Choice, lengths: np.ndarray, words: int) -> list[int]:
-    """The best term, or the fewest that together hold for enough of the items; else none."""
+    """The best term, or the fewest that together fit enough of the items; else none."""
     chosen: list[int] = []
     covered, shares = np.zeros(len(choice.weights), bool), choice.weights @ choice.held
     for _ in range(words):
@@ -290,15 +292,15 @@ def _cover(choice: _Choice, lengths: np.ndarray, words: int) -> list[int]:
         adds = (lengths[choice.terms] <= room) & (gains >= _ADDS)
         if chosen:
             adds &= shares >= _JOINS * choice.usual
-        # Two words that never meet are two things, and a dimension of two things is mixed.
+        # Words that never occur together are two things: such a dimension is mixed.
         adds &= choice.related[chosen].all(axis=0)
         if not adds.any():
             break
-        # Terms are in the order of their score: the first is the best by itself.
+        # Terms are sorted by score: the first is the best single term.
         best = int(np.where(adds, gains, 0).argmax()) if chosen else int(adds.argmax())
         chosen.append(best)
         covered |= choice.held[:, best]
-        # What any set of items would hold of these terms does not count.
+        # Subtract the share of items that contain these terms by chance.
         usual = choice.usual[chosen].sum()
         if choice.weights @ covered - usual >= _COVERED * (1 - usual):
             return [int(choice.terms[n]) for n in sorted(chosen, key=lambda n: -shares[n])]
@@ -308,11 +310,11 @@ def _cover(choice: _Choice, lengths: np.ndarray, words: int) -> list[int]:
 def _tell_apart(
     chosen: list[list[int]], choices: list[_Choice], lengths: np.ndarray, words: int
 ) -> None:
-    """Give dimensions with the same name, but the one it fits best, a term that sets them apart."""
+    """Add a distinguishing term to dimensions with the same name, except the best fitting one."""
     same = defaultdict(list)
-    for dim, own in enumerate(chosen):
-        if own:
-            same[tuple(own)].append(dim)
+    for dim, term_ids in enumerate(chosen):
+        if term_ids:
+            same[tuple(term_ids)].append(dim)
     taken = set(same)
     for name, dims in same.items():
         room = words - int(lengths[list(name)].sum())
@@ -349,9 +351,9 @@ def _strongest(z: csr_array) -> csr_array:
 
 
 def _words(items: Sequence[str], *, pairs: bool) -> _Terms:
-    """Words and pairs of words; one that only one item holds is left out, as are stop words."""
+    """Words and pairs of words, without stop words and terms of one item only."""
     spellings: dict[str, Counter[str]] = defaultdict(Counter)
-    found = []
+    terms_by_item = []
     for item in items:
         tokens = _tokens(item)
         singles = [token for token in tokens if token not in _STOP_WORDS]
@@ -363,8 +365,8 @@ def _words(items: Sequence[str], *, pairs: bool) -> _Terms:
         ]
         for term in (*singles, *together):
             spellings[_key(term)][term] += 1
-        found.append({_key(term) for term in (*singles, *together)})
-    count = Counter(term for own in found for term in own)
+        terms_by_item.append({_key(term) for term in (*singles, *together)})
+    count = Counter(term for item_terms in terms_by_item for term in item_terms)
 
     def fits(term: str) -> bool:
         parts = term.split()
@@ -372,8 +374,8 @@ def _words(items: Sequence[str], *, pairs: bool) -> _Terms:
             return count[term] >= min(2, len(items))
         return count[term] * len(items) >= _COHESION * count[parts[0]] * count[parts[1]]
 
-    kept = {term for term in count if fits(term)}
-    bag, vocabulary = _bag([sorted(own & kept) for own in found])
+    frequent = {term for term in count if fits(term)}
+    bag, vocabulary = _bag([sorted(item_terms & frequent) for item_terms in terms_by_item])
     return _Terms(bag, [spellings[term].most_common(1)[0][0] for term in vocabulary])
 
 
@@ -410,10 +412,10 @@ def _labels(features: Features, row: int) -> list[str]:
 
 
 def _bag(tags: Sequence[Sequence[str]]) -> tuple[csr_array, list[str]]:
-    vocabulary = sorted({tag for own in tags for tag in own})
+    vocabulary = sorted({tag for item_tags in tags for tag in item_tags})
     place = {tag: column for column, tag in enumerate(vocabulary)}
-    columns = [place[tag] for own in tags for tag in own]
-    rows = np.repeat(np.arange(len(tags)), [len(own) for own in tags])
+    columns = [place[tag] for item_tags in tags for tag in item_tags]
+    rows = np.repeat(np.arange(len(tags)), [len(item_tags) for item_tags in tags])
     shape = (len(tags), len(vocabulary))
     return csr_array((np.ones(len(columns), np.float32), (rows, columns)), shape=shape), vocabulary
 

@@ -10,12 +10,12 @@ from torch import Tensor
 _RIDGE = 1e-2
 _STEPS = 50
 _HELD_OUT = 20
-"""From so many rows on, a tenth is held out to measure the error."""
+"""With at least this many rows, a tenth is held out to measure the error."""
 
 
 @dataclass(frozen=True)
 class LinearDecoder:
-    """`mean + codes @ atoms`: the atom of a dimension is what it adds to an embedding."""
+    """`mean + codes @ atoms`: each dimension adds its atom to an embedding."""
 
     mean: np.ndarray
     atoms: np.ndarray
@@ -40,13 +40,13 @@ class LinearDecoder:
         return decoder, float(off / spread) if spread > 0 else 0.0
 
     def state(self) -> dict[str, Tensor]:
-        """What a file needs to keep."""
+        """The arrays to save."""
         return {"mean": torch.from_numpy(self.mean), "atoms": torch.from_numpy(self.atoms)}
 
     @classmethod
     def of_state(cls, state: dict[str, Tensor], dims: int, width: int) -> "LinearDecoder":
         """A decoder of codes of `dims` dimensions, as `state` described it."""
-        shapes = {name: tuple(part.shape) for name, part in state.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if shapes != {"mean": (width,), "atoms": (dims, width)}:
             raise ValueError(f"the decoder must turn {dims} dimensions into {width}; got {shapes}")
         return cls(state["mean"].numpy(), state["atoms"].numpy())
@@ -55,11 +55,11 @@ class LinearDecoder:
 def _ridge(z: csr_array, target: np.ndarray) -> np.ndarray:
     """Solves `(z.T z + ridge) atoms = z.T target` by conjugate gradients, all columns at once.
 
-    They need no square matrix of all dimensions, which for wide codes is larger than the data.
+    No dims x dims matrix is made, which for wide codes would be larger than the data.
     """
     atoms = np.zeros((z.shape[1], target.shape[1]))
-    rest = z.T @ target
-    direction, size = rest.copy(), np.square(rest).sum(axis=0)
+    residual = z.T @ target
+    direction, size = residual.copy(), np.square(residual).sum(axis=0)
     enough = 1e-8 * size.max(initial=0.0)
     for _ in range(_STEPS):
         if size.max(initial=0.0) <= enough:
@@ -68,8 +68,8 @@ def _ridge(z: csr_array, target: np.ndarray) -> np.ndarray:
         curve = (direction * image).sum(axis=0)
         step = np.divide(size, curve, out=np.zeros_like(size), where=curve > 0)
         atoms += step * direction
-        rest -= step * image
-        before, size = size, np.square(rest).sum(axis=0)
-        turn = np.divide(size, before, out=np.zeros_like(size), where=before > 0)
-        direction = rest + turn * direction
+        residual -= step * image
+        previous, size = size, np.square(residual).sum(axis=0)
+        turn = np.divide(size, previous, out=np.zeros_like(size), where=previous > 0)
+        direction = residual + turn * direction
     return atoms

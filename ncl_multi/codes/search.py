@@ -1,8 +1,8 @@
 """An exact search index for sparse non-negative codes: inverted lists, no server.
 
-An item can only match where it shares an active dimension, so a query walks the lists of its own
-few dimensions instead of all items. Who outgrows one machine finds the forms of the large engines
-in `ncl_multi.codes.engines`.
+An item can only match where it shares an active dimension, so a query reads only the lists of its
+own few dimensions. For more than one machine, see the exports to engines in
+`ncl_multi.codes.engines`.
 """
 
 import os
@@ -26,9 +26,9 @@ FORMAT = "ncl_multi.index/1"
 class SparseIndex:
     """Codes to search by cosine similarity, exactly.
 
-    Codes are brought to unit length when they come in, so a score is the sum of the shares that
-    `explain` gives. An item is found only if it shares an active dimension with the query; an item
-    with no active dimension is kept and never found.
+    Codes are brought to unit length when they are added, so a score is the sum of the shares that
+    `explain` returns. An item is found only if it shares an active dimension with the query; one
+    without active dimensions is stored, but never found.
 
     Args:
         dims: Width of the codes.
@@ -50,7 +50,7 @@ class SparseIndex:
         self.dims = dims
         self.names = None if names is None else list(names)
         self._blocks: list[Block] = []
-        # Additions wait here, so that many small ones cost as little as one large.
+        # Additions are collected here, so that many small ones cost as little as one large one.
         self._waiting: list[tuple[np.ndarray, csr_array]] = []
         self._waiting_ids: set[int] = set()
 
@@ -68,19 +68,19 @@ class SparseIndex:
         """Memory of the index in bytes."""
         self._settle()
         return sum(
-            part.nbytes
+            array.nbytes
             for block in self._blocks
-            for part in (*block.tensors().values(), block.order)
+            for array in (*block.tensors().values(), block.order)
         )
 
     def add(self, ids: Sequence[int] | np.ndarray, codes: Any) -> None:
-        """Take in codes, one row an id. Ids are whole numbers from 0 and must be new."""
+        """Add codes, one row per id. Ids are whole numbers from 0 and must be new."""
         numbers, z = _numbers(ids), self._rows(codes)
         if len(numbers) != z.shape[0]:
             raise ValueError(f"expected one id per code; got {len(numbers)} for {z.shape[0]} codes")
         unique, counts = np.unique(numbers, return_counts=True)
-        known = unique[(self._find(unique) >= 0).any(axis=0)] if self._blocks else unique[:0]
-        again = [*unique[counts > 1].tolist(), *known.tolist()]
+        stored_ids = unique[(self._find(unique) >= 0).any(axis=0)] if self._blocks else unique[:0]
+        again = [*unique[counts > 1].tolist(), *stored_ids.tolist()]
         again += self._waiting_ids.intersection(unique.tolist()) if self._waiting_ids else []
         if again:
             raise ValueError(f"ids must not repeat; got {again[:5]} again. Remove them first")
@@ -88,7 +88,7 @@ class SparseIndex:
         self._waiting_ids.update(numbers.tolist())
 
     def remove(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Take items out; their ids may be added again. An error leaves all of them in."""
+        """Remove items; their ids may be added again. On an error nothing is removed."""
         self._settle()
         numbers = np.unique(_numbers(ids))
         rows = self._find(numbers)
@@ -113,13 +113,13 @@ class SparseIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k items of highest cosine similarity for each query, best first.
 
-        Where fewer than k items share a dimension with the query, the rest is id -1 at score 0.
+        If fewer than k items share a dimension with the query, other ids are -1 with score 0.
 
         Args:
             codes: One query or rows of queries.
             k: Number of items for each.
-            within: Look only among these ids: a filter.
-            threads: Queries looked up at the same time; all cores by default.
+            within: Search only these ids: a filter.
+            threads: Queries searched in parallel; all cores by default.
 
         Returns:
             Ids and scores, one row per query.
@@ -133,7 +133,7 @@ class SparseIndex:
         empty = np.flatnonzero(np.diff(z.indptr) == 0)
         if len(empty):
             raise ValueError(
-                f"a query of zeros matches nothing; got it in rows {empty[:5].tolist()}. "
+                f"a query of zeros matches nothing; got zeros in rows {empty[:5].tolist()}. "
                 f"A wider head, or a higher density or k, leaves no item without features"
             )
         query = (z.indptr.astype(np.int64), z.indices.astype(np.int64), z.data.astype(np.float32))
@@ -168,10 +168,10 @@ class SparseIndex:
         unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
         if len(unknown):
             raise ValueError(f"the index does not contain {unknown[:5].tolist()}")
-        for block, found in zip(self._blocks, rows, strict=True):
-            here = np.flatnonzero(found >= 0)
-            unique, inverse = np.unique(found[here], return_inverse=True)
-            spread = (np.ones(len(here), np.float32), (here, inverse))
+        for block, block_rows in zip(self._blocks, rows, strict=True):
+            positions = np.flatnonzero(block_rows >= 0)
+            unique, inverse = np.unique(block_rows[positions], return_inverse=True)
+            spread = (np.ones(len(positions), np.float32), (positions, inverse))
             chosen = csr_array(spread, shape=(len(numbers), len(unique)))
             result = result + chosen @ block.codes(unique)
         return csr_array(result)
@@ -180,9 +180,9 @@ class SparseIndex:
         """Write one safetensors file, whole or not at all."""
         self._settle()
         tensors = {
-            f"{number}.{name}": part
+            f"{number}.{name}": array
             for number, block in enumerate(self._blocks)
-            for name, part in block.tensors().items()
+            for name, array in block.tensors().items()
         }
         about = {"dims": self.dims, "names": self.names, "blocks": len(self._blocks)}
         metadata = to_metadata(FORMAT, about)
@@ -193,7 +193,7 @@ class SparseIndex:
     @classmethod
     def load(cls, path: str | Path) -> "SparseIndex":
         """Read a file written by `save`."""
-        expected = {f"*.{name}": part for name, part in Block.PARTS.items()}
+        expected = {f"*.{name}": rule for name, rule in Block.PARTS.items()}
         try:
             tensors, metadata = read_safetensors(path, expected, framework="np", file_format=FORMAT)
         except FileNotFoundError:
@@ -230,7 +230,7 @@ class SparseIndex:
         return z
 
     def _find(self, ids: np.ndarray) -> np.ndarray:
-        """A line a block: the row of each id there, or -1."""
+        """One line per block: the row of each id in it, or -1."""
         return np.array([block.find(ids) for block in self._blocks]).reshape(-1, len(ids))
 
     def _ids_at(self, places: np.ndarray) -> np.ndarray:
@@ -238,8 +238,8 @@ class SparseIndex:
         ids = np.full(places.shape, -1, np.int64)
         first = 0
         for block in self._blocks:
-            here = (places >= first) & (places < first + len(block.ids))
-            ids[here] = block.ids[places[here] - first]
+            in_block = (places >= first) & (places < first + len(block.ids))
+            ids[in_block] = block.ids[places[in_block] - first]
             first += len(block.ids)
         return ids
 
@@ -253,7 +253,7 @@ class SparseIndex:
         return masks
 
     def _settle(self) -> None:
-        """Bring what waits into blocks."""
+        """Move collected additions into blocks."""
         if self._waiting:
             ids = np.concatenate([numbers for numbers, _ in self._waiting])
             z = _stack([codes for _, codes in self._waiting])
@@ -267,17 +267,17 @@ class SparseIndex:
             ids = np.concatenate([last.ids[last.live], ids])
             lists = csr_array(hstack([last.lists()[:, last.live], lists]))
         for start in range(0, len(ids), MOST_ITEMS):
-            part = (
+            block_lists = (
                 lists if len(ids) <= MOST_ITEMS else csr_array(lists[:, start : start + MOST_ITEMS])
             )
-            part.sort_indices()
+            block_lists.sort_indices()
             block_ids = ids[start : start + MOST_ITEMS]
             self._blocks.append(
                 Block(
                     ids=block_ids,
-                    starts=part.indptr.astype(np.int64),
-                    rows=part.indices.astype(np.uint16),
-                    values=part.data.astype(np.float32),
+                    starts=block_lists.indptr.astype(np.int64),
+                    rows=block_lists.indices.astype(np.uint16),
+                    values=block_lists.data.astype(np.float32),
                     live=np.ones(len(block_ids), bool),
                 )
             )
@@ -298,13 +298,13 @@ def _numbers(ids: Iterable[int] | np.ndarray) -> np.ndarray:
 def _stack(rows: Sequence[csr_array]) -> csr_array:
     if len(rows) == 1:
         return rows[0]
-    starts = np.cumsum([0, *(part.nnz for part in rows)])
-    indptr = [part.indptr[1:] + start for part, start in zip(rows, starts, strict=False)]
+    starts = np.cumsum([0, *(matrix.nnz for matrix in rows)])
+    indptr = [matrix.indptr[1:] + start for matrix, start in zip(rows, starts, strict=False)]
     return csr_array(
         (
-            np.concatenate([part.data for part in rows]),
-            np.concatenate([part.indices for part in rows]),
+            np.concatenate([matrix.data for matrix in rows]),
+            np.concatenate([matrix.indices for matrix in rows]),
             np.concatenate([[0], *indptr]),
         ),
-        shape=(sum(part.shape[0] for part in rows), rows[0].shape[1]),
+        shape=(sum(matrix.shape[0] for matrix in rows), rows[0].shape[1]),
     )

@@ -1,8 +1,8 @@
 """Fewer dimensions without training again.
 
-The paper keeps the dimensions of highest expected activation. Where the head standardises its
-output, all dimensions are about as active, and those a little above the rest tend to be alike; so
-the default also asks what the kept ones already cover.
+The paper keeps the dimensions of highest expected activation. If the head standardises its
+output, all dimensions are about as active, and the most active tend to be alike; so the default
+also considers what the kept ones already cover.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ Model = TypeVar("Model", bound=nn.Module)
 Rule = Literal["coverage", "activation"]
 
 _ROWS = 10_000
-"""Codes of each side that are looked at to see what covers what."""
+"""Most codes of each side used to compute products of dimensions."""
 
 
 def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") -> Model:
-    """A copy of a model whose codes have only the `dims` dimensions most worth keeping.
+    """A copy of a model whose codes have only the `dims` most important dimensions.
 
     Every `NonNegHead` in the model is cut to the same dimensions, in their old order, so that the
     two sides of CLIP still fit. The copy saves, loads and exports like the model. A classifier
@@ -34,9 +34,9 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
     Args:
         model: A `NonNegHead`, or any model that contains one.
         dims: Number of dimensions to keep.
-        features: Codes of this model on data like the data to come: `Features`, a tensor or a
-            `csr_array`; or a list of them, which count alike, as CLIP's images and texts.
-        by: What is worth keeping, see `worth_keeping`.
+        features: Codes of this model on representative data: `Features`, a tensor or a
+            `csr_array`; or a list of them with equal weight, as CLIP's images and texts.
+        by: Rule of importance, see `worth_keeping`.
 
     Example:
         >>> head = NonNegHead(8, 64).eval()
@@ -53,25 +53,25 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
     if len(widths) > 1:
         raise ValueError(f"heads to shorten together must be equally wide; got {sorted(widths)}")
     (width,) = widths
-    kept = worth_keeping(features, dims, by=by)
-    got = {part.shape[1] for part in _parts(features)}
+    indices = worth_keeping(features, dims, by=by)
+    got = {codes.shape[1] for codes in _parts(features)}
     if got != {width}:
         raise ValueError(
             f"features must be codes of this model, {width} wide; got {', '.join(map(str, got))}"
         )
     if isinstance(model, NonNegHead):
-        return _cut(model, kept)  # type: ignore[return-value]
+        return _cut(model, indices)  # type: ignore[return-value]
     shorter = deepcopy(model)
     holders = [
         module
         for module in shorter.modules()
-        if any(isinstance(part, NonNegHead) for part in module.modules())
+        if any(isinstance(submodule, NonNegHead) for submodule in module.modules())
         and not isinstance(module, NonNegHead)
     ]
     for module in holders:
         for name, child in module.named_children():
             if isinstance(child, NonNegHead):
-                setattr(module, name, _cut(child, kept))
+                setattr(module, name, _cut(child, indices))
         served: Any = module
         if isinstance(getattr(served, "k", None), int):
             served.k = min(served.k, dims)
@@ -93,20 +93,20 @@ def worth_keeping(features: Any, dims: int, *, by: Rule = "coverage") -> Tensor:
     """
     parts = _parts(features)
     width = parts[0].shape[1]
-    if any(part.shape[1] != width for part in parts):
+    if any(codes.shape[1] != width for codes in parts):
         raise ValueError(
             f"features must be equally wide; got {', '.join(str(p.shape[1]) for p in parts)}"
         )
     if not 1 <= dims <= width:
         raise ValueError(f"dims must lie in 1..{width}, the width of the codes; got {dims}")
     if by == "coverage":
-        kept = _covering(sum(_products(part) for part in parts), dims)
+        indices = _covering(sum(_products(codes) for codes in parts), dims)
     elif by == "activation":
-        expected = np.mean([part.mean(axis=0) for part in parts], axis=0)
-        kept = torch.from_numpy(np.argsort(-expected, kind="stable")[:dims].copy())
+        expected = np.mean([codes.mean(axis=0) for codes in parts], axis=0)
+        indices = torch.from_numpy(np.argsort(-expected, kind="stable")[:dims].copy())
     else:
         raise ValueError(f"by must be coverage or activation; got {by!r}")
-    return kept.sort().values
+    return indices.sort().values
 
 
 def _products(z: Any) -> Tensor:
@@ -118,49 +118,49 @@ def _products(z: Any) -> Tensor:
 
 def _covering(products: Any, dims: int) -> Tensor:
     factor = products.new_zeros(len(products), dims)
-    left = products.diagonal().clone()
+    unexplained = products.diagonal().clone()
     taken: list[int] = []
     for step in range(dims):
-        pivot = int(left.argmax())
+        pivot = int(unexplained.argmax())
         taken.append(pivot)
         explained = products[:, pivot] - factor[:, :step] @ factor[pivot, :step]
-        # Rounding leaves a little of what is fully explained; it must not be blown up.
-        factor[:, step] = explained / left[pivot].clamp(min=1e-12).sqrt()
-        left = (left - factor[:, step].square()).clamp(min=0)
-        left[taken] = -1
+        # Rounding leaves a little of what is fully explained; do not divide by it.
+        factor[:, step] = explained / unexplained[pivot].clamp(min=1e-12).sqrt()
+        unexplained = (unexplained - factor[:, step].square()).clamp(min=0)
+        unexplained[taken] = -1
     return torch.tensor(taken)
 
 
 def _parts(features: Any) -> list[Any]:
     several = isinstance(features, Sequence)
     parts = (
-        [part.z if isinstance(part, Features) else part for part in features]
+        [side.z if isinstance(side, Features) else side for side in features]
         if several
         else [features.z if isinstance(features, Features) else features]
     )
-    rows = [unit_rows(part, signed=True) for part in parts]
-    if not rows or any(part.shape[0] == 0 for part in rows):
-        raise ValueError("features contain no codes that show which dimensions are active")
+    rows = [unit_rows(side, signed=True) for side in parts]
+    if not rows or any(side.shape[0] == 0 for side in rows):
+        raise ValueError("features must contain at least one code each")
     return rows
 
 
 @torch.no_grad()
-def _cut(head: NonNegHead, kept: Tensor) -> NonNegHead:
+def _cut(head: NonNegHead, indices: Tensor) -> NonNegHead:
     shorter = NonNegHead(
         head.in_dim,
-        len(kept),
+        len(indices),
         hidden_dim=head.hidden_dim,
         activation=head.activation,
         batch_norm=head.norm is not None,
         density=head.density,
-        k=None if head.k is None else min(head.k, len(kept)),
+        k=None if head.k is None else min(head.k, len(indices)),
     )
     shorter.to(head.out.weight).train(head.training)
-    shapes = {name: part.shape for name, part in shorter.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in shorter.state_dict().items()}
     shorter.load_state_dict(
         {
-            name: part if part.shape == shapes[name] else part[kept.to(part.device)]
-            for name, part in head.state_dict().items()
+            name: tensor if tensor.shape == shapes[name] else tensor[indices.to(tensor.device)]
+            for name, tensor in head.state_dict().items()
         }
     )
     for old, new in zip(head.parameters(), shorter.parameters(), strict=True):

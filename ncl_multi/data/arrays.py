@@ -100,7 +100,7 @@ def parquet() -> Any:
 
 
 def parquet_columns(path: Path, name: str | None) -> list[str]:
-    """The column of lists, or the numbered columns in their order, that hold the embeddings."""
+    """The column of lists, or the numbered columns in their order, with the embeddings."""
     try:
         schema = parquet().read_schema(path)
     except _arrow_errors() as error:
@@ -160,14 +160,14 @@ def _arrow_errors() -> tuple[type[Exception], ...]:
 
 def _numbered(columns: list[str]) -> list[str]:
     """Columns called `0, 1, ...` or `dim_0, dim_1, ...` in the order of their numbers."""
-    parts = [re.fullmatch(r"(\D*)(\d+)", column) for column in columns]
-    found = {int(part[2]): part[0] for part in parts if part}
-    prefixes = {part[1] for part in parts if part}
-    if len(found) < len(columns) or len(prefixes) != 1:
+    matches = [re.fullmatch(r"(\D*)(\d+)", column) for column in columns]
+    by_number = {int(match[2]): match[0] for match in matches if match}
+    prefixes = {match[1] for match in matches if match}
+    if len(by_number) < len(columns) or len(prefixes) != 1:
         return []
-    start = min(found)
-    whole = start in (0, 1) and sorted(found) == list(range(start, start + len(found)))
-    return [found[number] for number in sorted(found)] if whole else []
+    start = min(by_number)
+    whole = start in (0, 1) and sorted(by_number) == list(range(start, start + len(by_number)))
+    return [by_number[number] for number in sorted(by_number)] if whole else []
 
 
 def _only(names: list[str], name: str | None, path: Path, what: str) -> str:
@@ -175,7 +175,7 @@ def _only(names: list[str], name: str | None, path: Path, what: str) -> str:
         raise ValueError(f"{path} has no {what} {name!r} of embeddings; got {', '.join(names)}")
     if name is None and len(names) != 1:
         raise ValueError(
-            f"{path} has {len(names)} {what}s ({', '.join(names)}): say which, as name=..."
+            f"{path} has {len(names)} {what}s ({', '.join(names)}): choose one with name=..."
         )
     return name or names[0]
 

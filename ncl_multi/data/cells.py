@@ -1,6 +1,6 @@
 """Cells of tables: csv, tsv, jsonl, parquet and txt files and tables of the hub, as columns.
 
-Encoding, byte-order mark and delimiter are found out. What the columns mean is not looked at here.
+Encoding, byte-order mark and delimiter are detected. The meaning of columns is not used here.
 """
 
 import codecs
@@ -26,9 +26,9 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class Cells:
-    """Columns as they were read; `others` are those of another type than text, by type.
+    """Columns as they were read; `others` are the names and types of columns that are not text.
 
-    `numbers` are the lines of the rows. `first_line` says that its cells were taken for names.
+    `numbers` are the lines of the rows. `first_line`: its cells were used as names.
     """
 
     columns: dict[str, list[Any]]
@@ -71,7 +71,7 @@ def read_cells(source: str, *, named: bool = False, known: Sequence[str] = ()) -
 
 
 def decode(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Text of a file without its byte-order mark, and what the user should know about it.
+    """Text of a file without its byte-order mark, and notices for the user.
 
     Without a mark it is UTF-8, else Windows-1252 or Latin-1, with a notice. Binary files and UTF-8
     with damaged bytes are refused.
@@ -118,12 +118,12 @@ def delimited(text: str, source: str) -> list[tuple[int, list[str]]]:
         [(1, ['id', 'text']), (2, ['1', 'a, b'])]
     """
     marked = re.match(r"sep=([,;\t|])\r?\n", text)
-    if marked:  # Excel's own line. An empty one in its place keeps the line numbers.
+    if marked:  # A line of Excel. It becomes an empty one, so that line numbers stay right.
         text = "\n" + text[marked.end() :]
     fitting: dict[str, list[tuple[int, list[str]]]] = {}
     problems: list[tuple[int, str]] = []
     for delimiter in [marked[1]] if marked else _DELIMITERS:
-        # Where a delimiter is not in the first line, only commas speak for a table of one column.
+        # A delimiter must be in the first line, except commas: a table may have one column.
         if delimiter != "," and not marked and _width(text, delimiter) == 1:
             continue
         rows, problem = _split(text, delimiter)
@@ -174,7 +174,7 @@ def json_row(line: str) -> dict[str, Any]:
 
 def _from_rows(rows: list[tuple[int, list[str]]], notices: tuple[str, ...], source: str) -> Cells:
     if not rows:
-        raise ValueError(f"{source} is empty: expected a line of column names, then the rows")
+        raise ValueError(f"{source} is empty: expected a line of column names, then rows")
     names = [name.strip() for name in rows[0][1]]
     if len(names) > _MOST_COLUMNS:
         raise ValueError(_too_many(source, len(names)))
@@ -183,7 +183,7 @@ def _from_rows(rows: list[tuple[int, list[str]]], notices: tuple[str, ...], sour
         raise ValueError(f"{source} has two columns called {double[0]!r}: rename one of them")
     if not any(names):
         raise ValueError(f"{source} must start with a line of column names; got an empty one")
-    # A column without a name cannot be asked for; its place in the list tells it from others.
+    # Columns without a name are called by their place, to distinguish them.
     names = [name or f"(column {place})" for place, name in enumerate(names, 1)]
     for number, row in rows[1:]:
         if row == rows[0][1]:
@@ -283,7 +283,7 @@ def _width(text: str, delimiter: str) -> int:
 def _split(
     text: str, delimiter: str, quoting: Any = csv.QUOTE_MINIMAL
 ) -> tuple[list[tuple[int, list[str]]], str]:
-    """Rows with their lines up to the first that does not fit, and what is wrong with that one."""
+    """Rows with their lines up to the first bad one, and what is wrong with it."""
     rows: list[tuple[int, list[str]]] = []
     with _long_cells(len(text)):
         reader = _reader(text, delimiter, quoting)
@@ -311,13 +311,13 @@ def _split(
 
 @contextmanager
 def _long_cells(length: int) -> Iterator[None]:
-    """Let csv read cells of any length: its limit of 131,072 characters is for the process."""
-    before = csv.field_size_limit()
-    csv.field_size_limit(max(before, min(length + 1, 2**31 - 1)))
+    """Let csv read cells of any length: its limit of 131,072 characters is global."""
+    limit = csv.field_size_limit()
+    csv.field_size_limit(max(limit, min(length + 1, 2**31 - 1)))
     try:
         yield
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(limit)
 
 
 def _lines(text: str, ends: str = r"\r\n|\n|\r") -> Iterator[tuple[int, str]]:
@@ -326,7 +326,7 @@ def _lines(text: str, ends: str = r"\r\n|\n|\r") -> Iterator[tuple[int, str]]:
 
 
 def _damaged_utf8(content: bytes) -> bool:
-    """True where UTF-8 is meant: in other encodings its sequences occur by chance only."""
+    """Whether it is mostly UTF-8: other encodings contain its sequences only by chance."""
     text = content.decode("utf-8", errors="replace")
     bad = text.count("\ufffd")
     good = sum(not character.isascii() for character in text) - bad

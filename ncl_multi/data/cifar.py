@@ -29,8 +29,8 @@ def cifar10(split: Split = "train") -> ImageSet:
     """50,000 or 10,000 pictures, exactly the published pixels."""
     known_split(split)
     start = {"train": "data_batch", "test": "test_batch"}[split]
-    wanted = (start, f"{split}_lables")
-    files = dict(tar_files(_archive(), lambda name: PurePosixPath(name).name.startswith(wanted)))
+    prefixes = (start, f"{split}_lables")
+    files = dict(tar_files(_archive(), lambda name: PurePosixPath(name).name.startswith(prefixes)))
     parts = [_sheet(files[name]) for name in sorted(files) if name.endswith(".png")]
     (labels,) = [json.loads(files[name]) for name in files if name.endswith(".json")]
     return ImageSet(torch.cat(parts), torch.tensor(labels), CLASSES, "cifar10", split)

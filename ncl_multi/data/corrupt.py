@@ -1,4 +1,4 @@
-"""Pictures and labels made worse on purpose, to see what a model's features withstand."""
+"""Corrupted pictures and labels, to test the robustness of features."""
 
 import io
 from typing import Literal
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 Corruption = Literal["noise", "blur", "contrast", "jpeg"]
 CORRUPTIONS: tuple[Corruption, ...] = ("noise", "blur", "contrast", "jpeg")
 
-# Five severities each, from hardly seen to hard for a person.
+# Five severities each, from hardly visible to hard to recognise.
 _NOISE = (0.04, 0.06, 0.08, 0.09, 0.10)
 _BLUR = (0.4, 0.6, 0.7, 0.8, 1.0)
 _CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)
@@ -23,7 +23,7 @@ def corrupt(images: Tensor, kind: Corruption, severity: int = 3, *, seed: int = 
 
     Args:
         images: uint8 (n, channels, height, width).
-        kind: What is done to them.
+        kind: The corruption.
         severity: From 1 to 5.
         seed: Seed of the noise.
 

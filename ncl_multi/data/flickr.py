@@ -1,4 +1,4 @@
-"""Flickr8k: photographs with five captions each. It comes in no package: set NCL_DATA."""
+"""Flickr8k: photographs with five captions each. It is in no package: set NCL_DATA."""
 
 import csv
 import io

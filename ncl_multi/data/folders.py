@@ -1,4 +1,4 @@
-"""Pictures of a folder or of the Hugging Face hub, decoded when they are asked for."""
+"""Pictures of a folder or of the Hugging Face hub, decoded on demand."""
 
 import struct
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs pillow and tqdm: pip install 'ncl-multi[vision]'") from error
 
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
-"""What Pillow raises at bytes that are not a picture, or half of one."""
+"""What Pillow raises for bytes that are not a complete picture."""
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "validation", "valid")}
@@ -53,9 +53,9 @@ class PictureFiles:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 
     def readable(self, source: str) -> list[int]:
-        """Rows whose picture decodes; the others are named. Each is decoded once, by threads.
+        """Rows whose picture decodes; the others are logged. Each is decoded once, by threads.
 
-        So a damaged picture is left out before the training, and does not end it halfway.
+        Damaged pictures are thus left out before the training and do not stop it.
         """
 
         def is_whole(row: int) -> bool:
@@ -100,9 +100,9 @@ def folder(root: Path, split: Split, *, size: int) -> ImageSet:
     classes = sorted(path.name for path in top.iterdir() if path.is_dir())
     files, y = [], []
     for label, name in enumerate(classes):
-        found = sorted(p for p in (top / name).rglob("*") if p.suffix.lower() in _SUFFIXES)
-        files += found
-        y += [label] * len(found)
+        class_files = sorted(p for p in (top / name).rglob("*") if p.suffix.lower() in _SUFFIXES)
+        files += class_files
+        y += [label] * len(class_files)
     if not files:
         raise ValueError(
             f"{top} does not contain pictures: expected {top}/<class>/<picture> with one of the "
@@ -111,7 +111,7 @@ def folder(root: Path, split: Split, *, size: int) -> ImageSet:
     if not divided:
         rows = [row for row in range(len(files)) if (row % 10 == 9) == (split == "test")]
         files, y = [files[row] for row in rows], [y[row] for row in rows]
-    # Rows in the order of their class would make "the first thousand" one class.
+    # Shuffled, so that the first thousand rows are not of one class.
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     order = [
         order[row] for row in PictureFiles([files[row] for row in order], size).readable(str(top))
@@ -129,10 +129,10 @@ def hub(name: str, split: Split, *, size: int) -> ImageSet:
         raise ModuleNotFoundError("needs datasets: pip install 'ncl-multi[sentence]'") from error
     known_split(split)
     splits = load_dataset(name)
-    found = [key for key in _FOLDERS[split] if key in splits]
-    if not found:
+    split_names = [key for key in _FOLDERS[split] if key in splits]
+    if not split_names:
         raise ValueError(f"hf:{name} has the splits {', '.join(splits)}; {split} is not among them")
-    table = splits[found[0]].shuffle(seed=0)
+    table = splits[split_names[0]].shuffle(seed=0)
     kinds = {kind: [c for c, f in table.features.items() if isinstance(f, kind)]
              for kind in (Pictures, ClassLabel)}  # fmt: skip
     if not (kinds[Pictures] and kinds[ClassLabel]):
@@ -140,7 +140,7 @@ def hub(name: str, split: Split, *, size: int) -> ImageSet:
             f"hf:{name} must have an image and a class label column; got {dict(table.features)}"
         )
     label, image = kinds[ClassLabel][0], kinds[Pictures][0]
-    # Cells stay encoded: a damaged one must not end the reading of the table.
+    # Cells stay encoded, so that a damaged one does not stop the reading of the table.
     table = table.cast_column(image, Pictures(decode=False))
     table = table.select(PictureFiles(_Column(table, image), size).readable(f"hf:{name}"))
     pictures = PictureFiles(_Column(table, image), size)

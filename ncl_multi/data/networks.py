@@ -38,14 +38,14 @@ _LEAST = 10
 _DEGREES = 24
 _MOST_NODES = 2**31
 _WITHOUT_EDGES = 2**17
-"""Nodes without an edge that a graph may have more than others: features are made for each."""
+"""Most nodes without edges, beyond twice the edges: features are made for each node."""
 
 
 def read_graph(path: str | Path) -> Data:
     r"""Read an edge list, GraphML, or an adjacency matrix written by `scipy.sparse.save_npz`.
 
     An edge list has one edge per line, split by commas, semicolons, tabs, bars or spaces, with or
-    without a line of names; lines that start with # or % are comments. Its edges run one way, as
+    without a header line; lines that start with # or % are comments. Its edges run one way, as
     they are written. Names of nodes are kept as `text`.
 
     Example:
@@ -78,9 +78,9 @@ def read_graph(path: str | Path) -> Data:
 def as_data(graph: Any) -> Data:
     """A PyG `Data`, networkx graph or square scipy matrix as `Data` with features.
 
-    Edges that occur twice are merged and nodes without features get those of their degree, both
-    with a notice. The `x` and `y` of networkx nodes are taken as features and labels, and `text`,
-    `title`, `name` or `label` as their names. Weights of edges are not used.
+    Duplicate edges are merged and nodes without features get degree features; both are logged. The
+    `x` and `y` of networkx nodes are used as features and labels, and `text`, `title`, `name` or
+    `label` as their names. Weights of edges are not used.
 
     Example:
         >>> data = as_data(coo_array(([1, 1], ([0, 1], [1, 2])), shape=(3, 3)))
@@ -134,9 +134,9 @@ def degree_features(edge_index: Int[Tensor, "2 e"], nodes: int) -> Float[Tensor,
     source, target = to_undirected(edges, num_nodes=nodes)
     degree = torch.bincount(target, minlength=nodes)
     bins = (2 * (1 + degree).double().log2()).floor().long().clamp(max=_DEGREES - 1)
-    own = torch.nn.functional.one_hot(bins, _DEGREES).float()
-    around = scatter(own[source], target, dim=0, dim_size=nodes, reduce="mean")
-    return torch.cat([own, around], dim=1)
+    one_hot = torch.nn.functional.one_hot(bins, _DEGREES).float()
+    around = scatter(one_hot[source], target, dim=0, dim_size=nodes, reduce="mean")
+    return torch.cat([one_hot, around], dim=1)
 
 
 def _without_double_edges(data: Data) -> Data:
@@ -152,19 +152,19 @@ def _without_double_edges(data: Data) -> Data:
 
 
 def _count_nodes(data: Data) -> int:
-    """Nodes of a graph; PyG warns where it must guess, so the guess is made here."""
-    given = [len(t) for t in (data.x, data.y) if isinstance(t, Tensor)]
+    """Number of nodes of a graph; PyG warns when it guesses, so the guess is made here."""
+    counts = [len(t) for t in (data.x, data.y) if isinstance(t, Tensor)]
     if isinstance(data.get("num_nodes"), int):
-        given.append(data["num_nodes"])
+        counts.append(data["num_nodes"])
     seen = int(data.edge_index.max()) + 1 if data.edge_index.numel() else 0
-    return max(seen, *given[:1]) if given else seen
+    return max(seen, *counts[:1]) if counts else seen
 
 
 def _edge_list(path: Path) -> Data:
     text, notices = decode(path)
     for notice in notices:
         log.info(f"{path}: {notice}")
-    # An empty line in the place of a comment keeps the numbers of the lines.
+    # Comments become empty lines, so that line numbers stay right.
     text = re.sub(r"(?m)^[ \t]*[#%].*$", "", text)
     rows = _rows(text, str(path))
     if not rows:
@@ -177,7 +177,7 @@ def _edge_list(path: Path) -> Data:
             raise ValueError(f"line {line} of {path} lacks one end of the edge; got {row}")
         pairs.append(pair)
     if not pairs:
-        raise ValueError(f"{path} has a line of names but no edges")
+        raise ValueError(f"{path} has a header line but no edges")
     names = list(dict.fromkeys(node for pair in pairs for node in pair))
     if all(map(_is_number, names)):
         names.sort(key=int)
@@ -208,14 +208,14 @@ def _rows(text: str, source: str) -> list[tuple[int, list[str]]]:
 def _ends(
     rows: list[tuple[int, list[str]]], path: Path
 ) -> tuple[tuple[int, int], list[tuple[int, list[str]]], bool]:
-    """Columns of the two ends, the rows without a line of names, and whether there are weights."""
-    first, rest = rows[0][1], rows[1:]
+    """Columns of the two ends, the rows without the header, and whether there are weights."""
+    first, data_rows = rows[0][1], rows[1:]
     names = [re.sub(r"[\s\-]+", "_", cell.strip().lower()) for cell in first]
     for ends in _ENDS:
         if all(names.count(end) == 1 for end in ends):
-            return (names.index(ends[0]), names.index(ends[1])), rest, len(first) > 2
+            return (names.index(ends[0]), names.index(ends[1])), data_rows, len(first) > 2
     advice = "Name the columns source and target in the first line"
-    weighted = len(first) == 3 and all(_is_float(row[2]) for _, row in rest)
+    weighted = len(first) == 3 and all(_is_float(row[2]) for _, row in data_rows)
     if len(first) != 2 and not weighted:
         raise ValueError(
             f"{path} must have two columns, the ends of each edge, and perhaps weights; got "
@@ -223,9 +223,9 @@ def _ends(
         )
     if all(map(_is_number, first[:2])):
         return (0, 1), rows, weighted
-    nodes = {cell for _, row in rest for cell in row[:2]}
-    if rest and all(map(_is_number, nodes)):
-        return (0, 1), rest, weighted
+    nodes = {cell for _, row in data_rows for cell in row[:2]}
+    if data_rows and all(map(_is_number, nodes)):
+        return (0, 1), data_rows, weighted
     if nodes.isdisjoint(first[:2]):
         raise ValueError(f"is the first line of {path} an edge? Got {first}. {advice}")
     return (0, 1), rows, weighted
@@ -262,7 +262,7 @@ def _adjacency_file(path: Path) -> Any:
         if matrix.format not in ("coo", "csc", "csr"):
             raise ValueError(f"its format is {matrix.format}; expected coo, csc or csr")
         if matrix.format != "coo":
-            # scipy itself looks at the ends only, and would write outside of its arrays.
+            # scipy checks only the ends, and could write outside of its arrays.
             matrix.check_format(full_check=True)
         return matrix
     except DAMAGE as error:
@@ -274,14 +274,14 @@ def _adjacency_file(path: Path) -> Any:
 def _from_adjacency(matrix: Any) -> Data:
     if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"an adjacency matrix must be square; got {matrix.shape}")
-    found = coo_array(matrix)
-    if found.data.dtype.kind in "fc" and not np.isfinite(found.data).all():
-        row = int(found.row[~np.isfinite(found.data)].min())
+    entries = coo_array(matrix)
+    if entries.data.dtype.kind in "fc" and not np.isfinite(entries.data).all():
+        row = int(entries.row[~np.isfinite(entries.data)].min())
         raise ValueError(f"an adjacency matrix must be finite; row {row} contains NaN or infinity")
-    found.eliminate_zeros()
-    if (found.data != 1).any():
+    entries.eliminate_zeros()
+    if (entries.data != 1).any():
         log.warning("weights of edges are not used")
-    edge_index = torch.from_numpy(np.stack([found.row, found.col]).astype(np.int64))
+    edge_index = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
     return Data(edge_index=edge_index, num_nodes=matrix.shape[0])
 
 
@@ -295,15 +295,15 @@ def _from_networkx(graph: Any) -> Data:
     about = [graph.nodes[node] for node in nodes]
     data = Data(edge_index=edge_index, num_nodes=len(nodes), text=_names(nodes, about))
     if not graph.is_directed():
-        # Merged first, so that the edges of a multigraph are counted and the way back is not.
+        # Merged first, so that only duplicates of a multigraph are counted, not the way back.
         data = _without_double_edges(data)
         data.edge_index = to_undirected(data.edge_index, num_nodes=len(nodes))
     used = {"x", "y", *_NAMES}
-    unused = sorted({str(key) for own in about for key in own} - used)
+    unused = sorted({str(key) for entry in about for key in entry} - used)
     if unused:
         log.warning(f"not used of the nodes: {', '.join(unused)}")
     for key in ("x", "y"):
-        values = [own.get(key) for own in about]
+        values = [entry.get(key) for entry in about]
         lacking = [node for node, value in zip(nodes, values, strict=True) if value is None]
         if len(lacking) == len(nodes):
             continue
@@ -316,10 +316,10 @@ def _from_networkx(graph: Any) -> Data:
 
 
 def _names(nodes: Sequence[Any], about: Sequence[dict[str, Any]]) -> list[str]:
-    """What a person reads of each node: the first of its names that every node has, or its key."""
+    """A text for each node: the first name attribute that every node has, or its key."""
     for key in _NAMES:
-        if nodes and all(isinstance(own.get(key), str) and own[key].strip() for own in about):
-            return [own[key] for own in about]
+        if nodes and all(isinstance(entry.get(key), str) and entry[key].strip() for entry in about):
+            return [entry[key] for entry in about]
     return [f"node {node}" if _is_number(str(node)) else str(node) for node in nodes]
 
 
@@ -331,9 +331,9 @@ def _features(values: Sequence[Any]) -> Tensor:
 
 
 def _classes(values: Sequence[Any]) -> Tensor:
-    """Labels as they are if they are whole numbers, else numbered in the order of the alphabet."""
+    """Labels as they are if they are whole numbers, else numbered in alphabetical order."""
     if all(isinstance(value, (int, np.integer)) for value in values):
         return torch.tensor([int(value) for value in values])
-    known = sorted({str(value) for value in values})
-    log.info(f"labels {', '.join(known[:5])}{', ...' * (len(known) > 5)} are numbered from 0")
-    return torch.tensor([known.index(str(value)) for value in values])
+    names = sorted({str(value) for value in values})
+    log.info(f"labels {', '.join(names[:5])}{', ...' * (len(names) > 5)} are numbered from 0")
+    return torch.tensor([names.index(str(value)) for value in values])

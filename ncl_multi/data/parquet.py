@@ -8,7 +8,7 @@ from ncl_multi.files import most_memory
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Any:
-    """These columns of a parquet file as a `pyarrow.Table`, if they are not too large for it."""
+    """These columns of a parquet file as a `pyarrow.Table`, unless they are too large."""
     import pyarrow as pa
 
     file, size = open_parquet(path, columns), path.stat().st_size
@@ -31,7 +31,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Any:
 def open_parquet(path: Path, columns: Sequence[str]) -> Any:
     """A `pyarrow.parquet.ParquetFile` of which each row group fits in memory.
 
-    One value that is repeated takes a few bytes in the file and any number of them in memory. So
+    A repeated value takes a few bytes in the file and any amount of memory. So
     repeated texts come as dictionaries, whose size `text_bytes` tells before they are `decoded`.
     """
     import pyarrow as pa
@@ -95,8 +95,8 @@ def _group_bytes(file: Any, group: int, columns: Sequence[str]) -> int:
     about = file.metadata.row_group(group)
     total = 0
     for number in range(about.num_columns):
-        part = about.column(number)
-        if part.path_in_schema.partition(".")[0] in columns:
-            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}.get(part.physical_type, 8)
-            total += max(part.total_uncompressed_size, part.num_values * width)
+        column = about.column(number)
+        if column.path_in_schema.partition(".")[0] in columns:
+            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}.get(column.physical_type, 8)
+            total += max(column.total_uncompressed_size, column.num_values * width)
     return total

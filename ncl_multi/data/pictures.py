@@ -1,4 +1,4 @@
-"""Labelled pictures, whatever they came from."""
+"""Labelled pictures from any source."""
 
 import io
 import logging
@@ -17,8 +17,8 @@ Split = Literal["train", "test"]
 
 @runtime_checkable
 class Pictures(Protocol):
-    """Pictures of one size: a uint8 tensor (n, channels, height, width), or files decoded when
-    they are asked for. Both are indexed with a list of row numbers.
+    """Pictures of one size: a uint8 tensor (n, channels, height, width), or files decoded
+    on demand. Both are indexed with a list of row numbers.
     """
 
     def __len__(self) -> int: ...
@@ -65,12 +65,12 @@ def thumbnails(images: ImageSet, rows: Sequence[int] | None = None) -> list[byte
     """Every image, or those of these rows, as PNG, at most 64 pixels wide."""
     from PIL import Image
 
-    def shown(pixels: Tensor) -> bytes:
+    def as_png(pixels: Tensor) -> bytes:
         array = pixels.permute(1, 2, 0).numpy()
         return thumbnail(Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array), "PNG")
 
     rows = range(len(images)) if rows is None else rows
-    return [shown(images.images[[row]][0]) for row in rows]
+    return [as_png(images.images[[row]][0]) for row in rows]
 
 
 def thumbnail(image: Any, form: Literal["PNG", "JPEG"], side: int = 64) -> bytes:
@@ -116,10 +116,10 @@ def images(name: str, split: Split = "train", *, size: int | None = None) -> Ima
 
 
 def leave_out(source: str, names: Sequence[str], total: int) -> None:
-    """Say which pictures cannot be read and are left out; refuse if none is left."""
+    """Log which pictures cannot be read and are left out; raise if none can be read."""
     few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     if len(names) == total:
-        raise ValueError(f"not one of the {total} pictures of {source} can be read: {few}")
+        raise ValueError(f"none of the {total} pictures of {source} can be read: {few}")
     if names:
         log.warning(
             f"left out {len(names)} of {total} pictures of {source} that cannot be read: {few}"
@@ -127,7 +127,7 @@ def leave_out(source: str, names: Sequence[str], total: int) -> None:
 
 
 def known_split(split: str, known: Sequence[str] = ("train", "test")) -> str:
-    """The split, or an error that names those there are."""
+    """The split, or an error that names the known ones."""
     if split not in known:
         raise ValueError(f"split must be one of {', '.join(known)}; got {split!r}")
     return split

@@ -1,4 +1,4 @@
-"""pip that may start no program: `python pip_without_builds.py <folder> download ...`.
+"""pip that must not start other programs: `python pip_without_builds.py <folder> download ...`.
 
 To learn the metadata of a source archive pip runs its build script. Here that moment is the end:
 the archive, which pip has checked against its hash by then, is copied to the folder as it is.
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
                 opened.append(os.fspath(details[0]))
         elif event in _STARTS:
             if not opened:
-                # pip also asks lsb_release or rustc for the user agent, and copes without.
+                # pip also calls lsb_release or rustc for its user agent; it works without them.
                 raise PermissionError("no program may be started while data is fetched")
             shutil.copy(opened[-1], folder)
             sys.stderr.flush()

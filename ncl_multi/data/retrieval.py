@@ -1,4 +1,4 @@
-"""Collections to search: documents, queries and which document answers which."""
+"""Collections to search: documents, queries and their relevance."""
 
 import json
 import logging
@@ -32,23 +32,23 @@ def cranfield() -> Retrieval:
     documents, queries, judgements = (read_bytes(path, _MOST_BYTES).decode() for path in paths)
     texts = dict(re.findall(r"<docno>\s*(\d+)\s*</docno>.*?<text>(.*?)</text>", documents, re.S))
     row = {number: index for index, number in enumerate(texts)}
-    asked = re.findall(r"<top>.*?<title>(.*?)</title>", queries, re.S)
-    relevant: list[list[int]] = [[] for _ in asked]
+    titles = re.findall(r"<top>.*?<title>(.*?)</title>", queries, re.S)
+    relevant: list[list[int]] = [[] for _ in titles]
     for line in judgements.splitlines():
         # Topics are counted from 1 in file order; a last column of 0 means not relevant.
         topic, _, document, grade = line.split()
         if grade != "0" and document in row:
             relevant[int(topic) - 1].append(row[document])
     return Retrieval(
-        [_plain(text) for text in texts.values()], [_plain(q) for q in asked], relevant
+        [_plain(text) for text in texts.values()], [_plain(q) for q in titles], relevant
     )
 
 
 def collection(source: str | Path) -> Retrieval:
     """`cranfield`, a folder in the layout of BEIR, or the name of one in NCL_DATA/retrieval.
 
-    Such a folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. A title is read as
-    the beginning of its document. Queries that nobody has judged are left out.
+    Such a folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. A title is put
+    before its document. Queries without judgements are left out.
     """
     if source == "cranfield":
         return cranfield()

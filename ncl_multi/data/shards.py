@@ -16,7 +16,7 @@ BLOCK = 16_384
 
 
 class Shards:
-    """Embeddings in any form as float32 rows, of which only a block is in memory at a time.
+    """Embeddings in any form as float32 rows; only one block is in memory at a time.
 
     Takes arrays, memmaps, tensors, sparse matrices, a column of `datasets`, a file (`.npy`, `.npz`,
     parquet) or a list of files, whose rows follow each other. Numbers are checked when they are
@@ -35,15 +35,15 @@ class Shards:
     """
 
     def __init__(self, source: Any, *, name: str | None = None):
-        self._parts = [_part(one, name) for one in _sources(source)]
-        widths = [part.shape[1] for part in self._parts]
+        self._readers = [_reader(one, name) for one in _sources(source)]
+        widths = [reader.shape[1] for reader in self._readers]
         for number, width in enumerate(widths):
             if width != widths[0]:
                 raise ValueError(
                     f"all files must have {widths[0]} columns like the first; file {number} has "
                     f"{width}"
                 )
-        self.shape = (sum(part.shape[0] for part in self._parts), widths[0])
+        self.shape = (sum(reader.shape[0] for reader in self._readers), widths[0])
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -51,24 +51,26 @@ class Shards:
     def blocks(self, size: int = BLOCK) -> Iterator[np.ndarray]:
         """All rows in their order, at most `size` at a time."""
         first = 0
-        for part in self._parts:
-            for block in part.blocks(size):
+        for reader in self._readers:
+            for block in reader.blocks(size):
                 yield _finite(block, range(first, first + len(block)))
                 first += len(block)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """These rows, in the order given."""
-        wanted = np.asarray(rows, dtype=np.int64)
-        order = np.argsort(wanted, kind="stable")
-        result = np.empty((len(wanted), self.shape[1]), np.float32)
+        numbers = np.asarray(rows, dtype=np.int64)
+        order = np.argsort(numbers, kind="stable")
+        result = np.empty((len(numbers), self.shape[1]), np.float32)
         first = 0
-        for part in self._parts:
-            here = order[slice(*np.searchsorted(wanted[order], (first, first + part.shape[0])))]
-            for start in range(0, len(here), BLOCK):
-                chosen = here[start : start + BLOCK]
-                result[chosen] = part.take(wanted[chosen] - first)
-            first += part.shape[0]
-        return _finite(result, wanted)
+        for reader in self._readers:
+            places = order[
+                slice(*np.searchsorted(numbers[order], (first, first + reader.shape[0])))
+            ]
+            for start in range(0, len(places), BLOCK):
+                chosen = places[start : start + BLOCK]
+                result[chosen] = reader.take(numbers[chosen] - first)
+            first += reader.shape[0]
+        return _finite(result, numbers)
 
 
 class _Arrays:
@@ -108,10 +110,10 @@ class _Parquet:
         result = np.empty((len(rows), self.shape[1]), np.float32)
         for group in np.unique(np.searchsorted(ends, rows, side="right")).tolist():
             first = int(ends[group] - sizes[group])
-            here = (rows >= first) & (rows < ends[group])
+            in_group = (rows >= first) & (rows < ends[group])
             table = self.file.read_row_group(group, columns=self.columns)
             read = parquet_rows(table, self.columns, str(self.path), first)
-            result[here] = read[rows[here] - first]
+            result[in_group] = read[rows[in_group] - first]
         return result
 
 
@@ -122,7 +124,7 @@ def _sources(source: Any) -> list[Any]:
     return list(source) if paths else [source]
 
 
-def _part(source: Any, name: str | None) -> _Arrays | _Parquet:
+def _reader(source: Any, name: str | None) -> _Arrays | _Parquet:
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix.lower() == ".parquet" and path.is_file():
@@ -177,7 +179,7 @@ def _float32(rows: Any, first: int, width: int) -> np.ndarray:
 
 def _finite(block: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
     """The block itself, unless a number is not finite or too large for float32."""
-    # One sum finds out; only a bad block is searched.
+    # The sum is finite unless an entry is not; only then the block is searched.
     if not np.isfinite(block.sum(dtype=np.float64)):
         bad = np.argwhere(~np.isfinite(block))
         if len(bad):

@@ -1,4 +1,4 @@
-"""White shapes on black, drawn from five known factors: a generator of the dSprites kind.
+"""White shapes on black, drawn from five known factors: a generator similar to dSprites.
 
 It has the factors of dSprites (3 shapes, 6 scales, 40 orientations, 32 x 32 positions) and none of
 its pixels: the published file is another set, and figures on this one are not comparable to it.
@@ -26,7 +26,7 @@ def sprites(count: int = 10_000, *, seed: int = 0, size: int = 64) -> tuple[Imag
         (torch.Size([4, 1, 32, 32]), torch.Size([4, 5]))
     """
     generator = torch.Generator().manual_seed(seed)
-    columns = [torch.randint(many, (count,), generator=generator) for many in FACTORS.values()]
+    columns = [torch.randint(n, (count,), generator=generator) for n in FACTORS.values()]
     factors = torch.stack(columns, dim=1)
     images = torch.cat([draw(rows, size) for rows in factors.split(_AT_ONCE)])
     return ImageSet(images, factors[:, 0], SHAPES, "sprites", f"seed {seed}"), factors
@@ -34,10 +34,10 @@ def sprites(count: int = 10_000, *, seed: int = 0, size: int = 64) -> tuple[Imag
 
 def draw(factors: Int[Tensor, "n 5"], size: int = 64) -> Tensor:
     """The pictures of these factors, uint8 (n, 1, size, size)."""
-    many = list(FACTORS.values())
-    if factors.ndim != 2 or factors.shape[1] != len(many):
-        raise ValueError(f"factors must be (n, {len(many)}); got {tuple(factors.shape)}")
-    if ((factors < 0) | (factors >= torch.tensor(many, device=factors.device))).any():
+    sizes = list(FACTORS.values())
+    if factors.ndim != 2 or factors.shape[1] != len(sizes):
+        raise ValueError(f"factors must be (n, {len(sizes)}); got {tuple(factors.shape)}")
+    if ((factors < 0) | (factors >= torch.tensor(sizes, device=factors.device))).any():
         raise ValueError(f"factors must lie below {FACTORS}")
     shape, scale, orientation, x, y = factors.T[..., None, None]
     pixel = (torch.arange(size, device=factors.device) + 0.5) / size

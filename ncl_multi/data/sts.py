@@ -1,4 +1,4 @@
-"""Pairs of sentences and how alike people found them: the STS benchmark and SICK."""
+"""Pairs of sentences with human similarity scores: the STS benchmark and SICK."""
 
 import hashlib
 import logging

@@ -1,8 +1,8 @@
-"""One reader for tables of text: which columns hold the text, and which rows have any.
+"""One reader for tables of text: which columns contain the text, and which rows have any.
 
-Columns are taken by name; a column without a known name is taken only if it is the only one that
-holds text. Numbers, ids, dates, links, file paths and categories are never taken for text. What
-cannot be decided is refused with the choices.
+Columns are chosen by name; a column without a known name is used only if it is the only one with
+text. Numbers, ids, dates, links, file paths and categories do not count as text. Ambiguous tables
+are refused with a list of the choices.
 """
 
 import re
@@ -29,7 +29,7 @@ _SINGLES = (
     "text", "texts", "sentence", "sentences", "review", "review_text", "reviews", "caption",
     "captions", "body", "content", "comment", "document", "abstract", "message", "description",
 )  # fmt: skip
-# Known, but often only a label of the text in another column.
+# Known names, but often only titles of the text in another column.
 _WEAK = ("title", "headline", "subject", "summary", "anchor", "question", "query")
 
 _NOT_GIVEN = {"", "-", "n/a", "na", "nan", "none", "null", "#n/a", "<na>", "?"}
@@ -104,15 +104,15 @@ def read_table(
 
     Without `columns`, these names are looked for: anchor, positive, negative; pairs such as
     sentence1, sentence2 or question, answer; text, sentence, review, caption, body and the like.
-    If there are none, the only column that holds text is taken. Everything else is refused with
-    the list of columns. Rows whose text is empty or missing are left out and counted; a row that
+    If there are none, the only column with text is taken. Everything else is refused with the list
+    of columns. Rows whose text is empty or missing are left out and counted; a row that
     does not fit the table is refused with its line. The lines of a txt file are its rows, unless
-    `columns` are asked for: then it is a table with a line of names, too.
+    `columns` are given: then it is a table with a header line, too.
 
     Args:
         source: File, or `hf:<name>` for the training split of a dataset of the hub.
-        columns: Names of the columns to take, in this order; they are not looked at further.
-        known: Names that the caller takes besides files, for the message about a missing file.
+        columns: Names of the columns to take, in this order; they are not checked further.
+        known: Other names that the caller accepts, for the message about a missing file.
 
     Example:
         >>> import tempfile
@@ -124,7 +124,7 @@ def read_table(
     """
     source = str(source)
     if isinstance(columns, str):
-        raise ValueError(f"columns must be a list of names; got {columns!r}, say [{columns!r}]")
+        raise ValueError(f"columns must be a list of names; got {columns!r}, pass [{columns!r}]")
     cells = read_cells(source, named=bool(columns), known=known)
     if not columns and cells.first_line and (why := _no_header(cells.columns)):
         several = "" if len(cells.columns) == 1 else f", {len(cells.columns)} of them"
@@ -132,14 +132,14 @@ def read_table(
             f"the first line of {source} must be column names, but {why}. Add a line of names"
             f"{several}; if these are the names, take the right one with --columns"
         )
-    names = _given(cells, columns, source) if columns else _choose(cells, source)
+    names = _requested(cells, columns, source) if columns else _choose(cells, source)
     return _take(cells, names, source)
 
 
 def text_column(
     columns: dict[str, list[Any]], source: str, others: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The one column that holds text, chosen from a few rows as `read_table` chooses from all.
+    """The one column with text, chosen from a few rows by the rules of `read_table`.
 
     `others` are columns of another type, by type, for the message if none can be chosen.
 
@@ -154,12 +154,12 @@ def text_column(
     return names[0]
 
 
-def _given(cells: Cells, columns: Sequence[str], source: str) -> list[str]:
-    """The columns that were asked for, if they are there."""
+def _requested(cells: Cells, columns: Sequence[str], source: str) -> list[str]:
+    """The requested columns, if they exist."""
     for name in columns:
         if name not in cells.columns:
             other = dict(cells.others).get(name)
-            problem = f"holds {other}, not text" if other else "does not exist"
+            problem = f"contains {other}, not text" if other else "does not exist"
             raise ValueError(f"column {name!r} of {source} {problem}. Columns:\n{_list(cells)}")
     if len(set(columns)) < len(columns):
         raise ValueError(f"columns must differ; got {', '.join(columns)}")
@@ -167,14 +167,14 @@ def _given(cells: Cells, columns: Sequence[str], source: str) -> list[str]:
 
 
 def _choose(cells: Cells, source: str) -> list[str]:
-    """The columns with known names, else the only one that holds text."""
+    """The columns with known names, else the only one with text."""
     if not cells.numbers and (cells.columns or not cells.others):
         raise ValueError(f"{source} has no rows")
     kinds = {name: _kind(values) for name, values in cells.columns.items()}
     plain: dict[str, str] = {}
     for name in cells.columns:
         key = re.sub(r"[\s\-]+", "_", name.strip().lower())
-        if _known(name) and key in plain:
+        if _has_known_name(name) and key in plain:
             raise ValueError(_refusal(f"both {plain[key]!r} and {name!r}", cells, source, name))
         plain[key] = name
 
@@ -191,15 +191,15 @@ def _choose(cells: Cells, source: str) -> list[str]:
         named += [(key,) for key in singles if readable(key)]
     for keys in named:
         if not readable(*keys):
-            problem = f"{', '.join(plain[key] for key in keys)} do not all hold text"
+            problem = f"{', '.join(plain[key] for key in keys)} do not all contain text"
             raise ValueError(_refusal(problem, cells, source, plain[keys[0]]))
     texts = [name for name, kind in kinds.items() if kind in ("text", "short texts")]
     if len(named) == 1:
         names = [plain[key] for key in named[0]]
-        # Anchors and queries come again and again; a text that does is rather its label.
+        # Anchors and queries may repeat; a text column that repeats is probably a label.
         if len(names) > 1 or kinds[names[0]] not in ("categories", "single words") or not texts:
             return names
-        problem = f"{names[0]} holds {kinds[names[0]]}, and there is text in {', '.join(texts)}"
+        problem = f"{names[0]} contains {kinds[names[0]]}, and there is text in {', '.join(texts)}"
         raise ValueError(_refusal(problem, cells, source, texts[0]))
     if len(named) > 1:
         several = " and ".join(", ".join(plain[key] for key in keys) for keys in named)
@@ -209,9 +209,9 @@ def _choose(cells: Cells, source: str) -> list[str]:
         if len(weak) == 1 and kinds[weak[0]] != "categories":
             return weak
         names_at_all = [*cells.columns, *(name for name, _ in cells.others)]
-        raise ValueError(_refusal("no column holds text", cells, source, names_at_all[-1]))
+        raise ValueError(_refusal("no column contains text", cells, source, names_at_all[-1]))
     if len(texts) > 1:
-        problem = f"columns {', '.join(texts)} hold text"
+        problem = f"columns {', '.join(texts)} contain text"
         raise ValueError(_refusal(problem, cells, source, texts[-1]))
     if kinds[texts[0]] == "short texts":
         problem = f"column {texts[0]} contains mostly single words"
@@ -261,7 +261,7 @@ def _take(cells: Cells, names: list[str], source: str) -> Table:
 
 def _no_header(cells: dict[str, list[str]]) -> str:
     """Why the first line looks like data, if it does."""
-    if any(map(_known, cells)):
+    if any(map(_has_known_name, cells)):
         return ""
     for name, values in cells.items():
         machine = next((kind for kind in _PATTERNS if _is(kind, name)), None)
@@ -275,25 +275,25 @@ def _no_header(cells: dict[str, list[str]]) -> str:
 
 
 def _kind(values: Sequence[Any]) -> str:
-    """What a column holds: `text`, `short texts`, or what it holds instead."""
+    """The content of a column: `text`, `short texts`, or another kind."""
     values = [value for value in values if value is not None and value != ""]
     values = values[:: -(-len(values) // _LOOKED_AT) or 1]
     texts = [value.strip() for value in values if isinstance(value, str)]
-    given = [text for text in texts if text.lower() not in _NOT_GIVEN]
+    filled = [text for text in texts if text.lower() not in _NOT_GIVEN]
     others = [value for value in values if not isinstance(value, str)]
-    if len(others) > len(given):
+    if len(others) > len(filled):
         return f"values of type {type(others[0]).__name__}"
-    if not given:
+    if not filled:
         return "nothing"
     for kind in _PATTERNS:
-        if sum(_is(kind, text) for text in given) >= 0.9 * len(given):
+        if sum(_is(kind, text) for text in filled) >= 0.9 * len(filled):
             return kind
-    lengths = [_words(text) for text in given]
+    lengths = [_words(text) for text in filled]
     several = sum(length > 1 for length in lengths) / len(lengths)
-    distinct = len(set(given)) / len(given)
+    distinct = len(set(filled)) / len(filled)
     if several < 0.1:
         return "single words"
-    if len(given) >= 4 and distinct <= 0.5 and median(lengths) <= (3 if distinct > 0.1 else 8):
+    if len(filled) >= 4 and distinct <= 0.5 and median(lengths) <= (3 if distinct > 0.1 else 8):
         return "categories"
     return "text" if several >= 0.5 else "short texts"
 
@@ -303,14 +303,14 @@ def _is(kind: str, text: str) -> bool:
 
 
 def _words(value: str) -> int:
-    """Words with letters only, so that `3 kg` is one and `AB-12 34` none."""
+    """Number of words with letters only: 1 for `3 kg`, 0 for `AB-12 34`."""
     spaceless = len(_NO_SPACES.findall(value))
     tokens = [token for token in value.split() if not _NO_SPACES.search(token)]
     plain = [t for t in tokens if any(c.isalpha() for c in t) and not any(c.isdigit() for c in t)]
     return len(plain) + spaceless // 2
 
 
-def _known(name: str) -> bool:
+def _has_known_name(name: str) -> bool:
     key = re.sub(r"[\s\-]+", "_", name.strip().lower())
     return key in (*_TRIPLET, *_SINGLES, *_WEAK, *(key for pair in _PAIRS for key in pair))
 

@@ -66,7 +66,7 @@ _STATIC_MODULE = "sentence_transformers.models.StaticEmbedding"
 
 
 def encoder_source(name: str) -> str | Path:
-    """What to load a text encoder from: the name itself, or the folder of its package.
+    """Where to load a text encoder from: the name itself, or the folder of its package.
 
     `minilm`, `mpnet` and `wordllama` are packages. The first two are also taken from there under
     their names on the hub, where the hub cannot be reached and its cache does not have them.
@@ -137,16 +137,16 @@ def wordllama() -> Path:
     )
     target = cache() / f"wordllama-{WORDLLAMA.version}-static"
     with FileLock(target.with_name(f".{target.name}.lock")):
-        # Another digest is a folder that was damaged, or written by another safetensors.
+        # Another digest: the folder is damaged, or another safetensors version wrote it.
         if tree_of(target, [""]) != _STATIC:
-            with unfinished(target) as part:
+            with unfinished(target) as folder:
                 vectors = load_file(root / weights)["embedding.weight"].float()
-                save_file({"embedding.weight": vectors}, part / "model.safetensors")
-                shutil.copyfile(root / tokenizer, part / "tokenizer.json")
+                save_file({"embedding.weight": vectors}, folder / "model.safetensors")
+                shutil.copyfile(root / tokenizer, folder / "tokenizer.json")
                 module = {"idx": 0, "name": "0", "path": "", "type": _STATIC_MODULE}
-                (part / "modules.json").write_text(json.dumps([module]))
+                (folder / "modules.json").write_text(json.dumps([module]))
                 shutil.rmtree(target, ignore_errors=True)
-                part.rename(target)
+                folder.rename(target)
     return target
 
 
@@ -167,8 +167,8 @@ def efficientnet_lite0() -> Any:
     state = torch.load(root / under / "efficientnet-lite0-57934424.pth", weights_only=True)
     model: Any = timm.create_model("tf_efficientnet_lite0")
     # The names differ between the two libraries; the order and the shapes do not.
-    ours = model.state_dict()
-    model.load_state_dict(dict(zip(ours, state.values(), strict=True)))
+    timm_state = model.state_dict()
+    model.load_state_dict(dict(zip(timm_state, state.values(), strict=True)))
     model.reset_classifier(0)
     return model.eval()
 
@@ -185,7 +185,7 @@ def _hub_has(name: str) -> bool:
         return True
     if constants.HF_HUB_OFFLINE:
         return False
-    # Asked once here: the hub's own client tries for most of a minute before it gives up.
+    # One request: the hub's client retries for most of a minute before it gives up.
     try:
         with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_SECONDS):  # noqa: S310
             return True

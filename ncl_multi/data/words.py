@@ -61,7 +61,7 @@ CATEGORIES = [
     "verb.weather",
     "adj.ppl",
 ]
-"""What its lexicographers file a meaning under."""
+"""WordNet's lexicographer files."""
 _FILES = tuple(f"dict/data.{kind}" for kind in ("noun", "verb", "adj", "adv"))
 
 

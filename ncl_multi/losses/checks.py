@@ -1,4 +1,4 @@
-"""What every loss asks of its input. Only `check_together` makes a GPU wait, once."""
+"""Checks of the inputs of losses. Only `check_together` synchronises with a GPU, once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def check_views(za: Tensor, zb: Tensor, least_rows: int = 2) -> None:
 def check_together(check: Callable[[], None], *views: Tensor, **options: Any) -> list[int]:
     """Rows of each process, if `check` passes on all and they pass the same options.
 
-    What is wrong on one process is raised on all of them.
+    An error on one process is raised on all of them.
     """
     error = None
     try:
@@ -46,7 +46,7 @@ def check_together(check: Callable[[], None], *views: Tensor, **options: Any) ->
 
 
 def check_finite(loss: Tensor) -> Tensor:
-    """Refuse a loss that is not a number, where looking costs nothing; elsewhere `Health` looks."""
+    """Refuse a loss that is not finite, if the check is free; otherwise `Health` checks it."""
     if free_to_read(loss) and not loss.isfinite():
         raise ValueError(
             f"the loss is {loss.item()}: the input contains NaN or infinity. Lower the learning "
@@ -56,7 +56,7 @@ def check_finite(loss: Tensor) -> Tensor:
 
 
 def free_to_read(x: Tensor) -> bool:
-    """Whether looking at the values stalls nothing: not a GPU, not a traced graph."""
+    """Whether values can be read without a wait: on a CPU, outside of a compiled graph."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

@@ -10,7 +10,7 @@ from ncl_multi.distributed import gather, world_size
 from ncl_multi.losses.checks import check_finite, check_together
 from ncl_multi.losses.lengths import cosines, damped
 
-# The gradient is one over the spread of the cosines. Below this it counts as this.
+# The gradient grows with one over the spread of the cosines; this bounds it.
 _NO_SPREAD = 0.01
 
 
@@ -23,7 +23,7 @@ def correlation_loss(
 ) -> Float[Tensor, ""]:
     """One minus the correlation, over pairs, of the codes' cosine and a given similarity.
 
-    That may be the encoder's cosine, for which any text will do, or human scores. 0 is perfect
+    The similarity is the encoder's cosine, which any text has, or human scores. 0 is perfect
     agreement; pairs without spread have a loss of 1.
 
     With `distributed=True` each process passes its own pairs, and all of them call this together.

@@ -1,4 +1,4 @@
-"""What one pair of views can teach another: which rows are near, and how near."""
+"""Imitation of one pair of views by another: which rows are near, and how near."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,15 +33,15 @@ def imitation(
     most: int = 2048,
     distributed: bool = False,
 ) -> Scalar:
-    """How far one pair of views is from another in what its rows take for their partners.
+    """The divergence of a pupil's similarities between two views from a teacher's.
 
-    The Kullback-Leibler divergence of the softmax of cosines, the mean over rows, of both ways
-    round. The two sides may differ in length. No gradient goes to the teacher. Keeps all logits of
-    the first `most` rows, which are enough to learn from in a larger batch.
+    The Kullback-Leibler divergence of the softmax of cosines, the mean over rows, in both
+    directions. The two views may differ in length. No gradient goes to the teacher. Keeps all
+    logits of the first `most` rows, which are enough to learn from in a larger batch.
 
     With `distributed=True` each process passes its own rows, and all of them call this together.
-    The loss is that of the first `most` rows of the whole batch, the same on every process, and
-    after DDP's mean so is the gradient; each process keeps the logits of its share.
+    The loss is that of the first `most` rows of the whole batch, the same on every process, and so
+    is the gradient after DDP's mean; each process keeps the logits of its share.
     """
     split = distributed and world_size() > 1
     if split:
@@ -51,8 +51,8 @@ def imitation(
         _check(pupil, teacher)
     pupil, teacher = ((za[:most], zb[:most]) for za, zb in (pupil, teacher))
     with torch.no_grad():
-        wanted = _logits(*teacher, temperature, split)
-    return _divergence(_logits(*pupil, temperature, split), wanted, split)
+        target = _logits(*teacher, temperature, split)
+    return _divergence(_logits(*pupil, temperature, split), target, split)
 
 
 def imitation_and_contrast(
@@ -64,30 +64,30 @@ def imitation_and_contrast(
     most: int = 2048,
     distributed: bool = False,
 ) -> tuple[Scalar, Scalar]:
-    """`imitation`, and the pupil's `info_nce`, from the same logits where all of them are kept.
+    """`imitation` and the pupil's `info_nce`, from the same logits for up to `most` rows in all.
 
-    That is up to `most` rows in all; the contrast of a larger batch is made in tiles.
+    The contrast of a larger batch is computed in tiles.
     """
     split = distributed and world_size() > 1
     check = partial(_check_pairs, pupil, teacher, groups, 1 if split else 2)
     if split:
-        given = {"temperature": temperature, "most": most, "groups": groups is not None}
-        counts = _counts(pupil, teacher, check, **given)
+        options = {"temperature": temperature, "most": most, "groups": groups is not None}
+        counts = _counts(pupil, teacher, check, **options)
     else:
         check()
         counts = [len(pupil[0])], [len(pupil[1])]
     if sum(counts[0]) > most:
-        said = imitation(pupil, teacher, temperature, most=most, distributed=distributed)
-        return said, info_nce(
+        divergence = imitation(pupil, teacher, temperature, most=most, distributed=distributed)
+        return divergence, info_nce(
             *pupil, temperature=temperature, groups=groups, distributed=distributed
         )
     if split:
         pupil, teacher = (_first_of_all(views, counts, most) for views in (pupil, teacher))
         groups = None if groups is None else gather(groups, counts[0])
     with torch.no_grad():
-        wanted = _logits(*teacher, temperature, split)
+        target = _logits(*teacher, temperature, split)
     share = _logits(*pupil, temperature, split)
-    return _divergence(share, wanted, split), _contrast(share, groups, split)
+    return _divergence(share, target, split), _contrast(share, groups, split)
 
 
 def _check(pupil: Views, teacher: Views) -> None:
@@ -112,7 +112,7 @@ def _check_pairs(pupil: Views, teacher: Views, groups: Tensor | None, least_rows
 def _counts(
     pupil: Views, teacher: Views, check: Callable[[], None] | None = None, **options: Any
 ) -> tuple[list[int], list[int]]:
-    """Rows of each process in the one view and in the other, after all were found fit."""
+    """Rows of each process in the first and in the second view, after all checks passed."""
     check = check or partial(_check, pupil, teacher)
     of_a = check_together(check, *pupil, *teacher, **options)
     return of_a, agree(None, len(pupil[1]), pupil[1].device)
@@ -134,7 +134,7 @@ def _first(counts: list[int], most: int) -> list[int]:
 
 
 class _Share(NamedTuple):
-    """Logits of those `rows`, `of_all`, whose loss this process computes, against all columns."""
+    """Logits of the `rows`, among `of_all`, whose loss this process computes, for all columns."""
 
     logits: Tensor
     rows: slice
@@ -151,23 +151,23 @@ def _logits(za: Tensor, zb: Tensor, temperature: float | Scalar, split: bool) ->
             start = sum(map(len, shares[: rank()]))
             rows = slice(start, start + len(shares[rank()]))
         of_all, (zb, lengths_b) = len(za), sides[1]
-        za, lengths_a = (part[rows] for part in sides[0])
+        za, lengths_a = (tensor[rows] for tensor in sides[0])
         logits = za @ zb.T / torch.outer(lengths_a, lengths_b) / temperature
         return _Share(logits, rows, of_all)
 
 
-def _divergence(given: _Share, wanted: _Share, split: bool) -> Scalar:
+def _divergence(pupil: _Share, teacher: _Share, split: bool) -> Scalar:
     """Kullback-Leibler of the softmax over each row and over each column, the mean of both."""
     both = (
         F.kl_div(log_q, log_p, log_target=True, reduction="sum") / count
         for log_q, log_p, count in zip(
-            _log_softmaxes(given.logits, split),
-            _log_softmaxes(wanted.logits, split),
-            (given.of_all, given.logits.shape[1]),
+            _log_softmaxes(pupil.logits, split),
+            _log_softmaxes(teacher.logits, split),
+            (pupil.of_all, pupil.logits.shape[1]),
             strict=True,
         )
     )
-    loss = sum(both, given.logits.new_zeros(())) / 2
+    loss = sum(both, pupil.logits.new_zeros(())) / 2
     return check_finite(all_reduce_sum(loss) if split else loss)
 
 
@@ -181,10 +181,10 @@ def _by_column(logits: Tensor, split: bool) -> Tensor:
 
 
 def _contrast(share: _Share, groups: Tensor | None, split: bool) -> Scalar:
-    """`info_nce` of both ways round; rows and columns of the same number are partners."""
+    """`info_nce` in both directions; row i and column i are partners."""
     logits, rows = share.logits, share.rows
-    here = torch.arange(len(logits), device=logits.device)
-    partners = here, here + rows.start
+    row_numbers = torch.arange(len(logits), device=logits.device)
+    partners = row_numbers, row_numbers + rows.start
     matches = logits[partners]
     if groups is not None:
         ruled_out = groups[rows, None] == groups

@@ -44,8 +44,8 @@ _EXCHANGES: dict[str, type[Exchange]] = {"gather": GatherExchange, "ring": RingE
 # is faster than making them twice; up to 512 where making them takes longer, as rows are wide.
 _CPU_TILE, _GPU_TILE, _DENSE, _DENSE_IF_WIDE = 512, 4096, 256, 512
 
-# exp of a logit up to 60 in size can be summed over any batch, and divided by, in float32. No
-# cosine is above 1, so that is any temperature from 1/60: one exponential then serves both sides.
+# In float32, exp of a logit up to 60 can be summed over any batch. No cosine is above 1, so this is
+# any temperature from 1/60: one exponential is then enough for rows and columns.
 _SAFE_LOGIT = 60.0
 
 
@@ -60,7 +60,7 @@ def info_nce(
     exchange: ExchangeName = "gather",
     tile: int | None = None,
 ) -> Scalar:
-    """Symmetric InfoNCE: pick out a row's partner among its rivals.
+    """Symmetric InfoNCE: find a row's partner among its rivals.
 
     `within_view=False` is CLIP (rivals come from the other view); `within_view=True` is
     SimCLR and GRACE (rivals also come from the same view, except the row itself).
@@ -68,9 +68,9 @@ def info_nce(
     two images of one class, are not pushed apart. A row of zeros, which ReLU can produce,
     has similarity 0 to everything.
 
-    Sums are taken in at least float32, whatever the inputs and autocast say. Logits are made
-    `tile` x `tile` at a time and made again in the backward; the result does not depend on it.
-    A small batch is done in one piece, by plain differentiable operations.
+    Sums are taken in at least float32, whatever the inputs and autocast say. Logits are
+    computed `tile` x `tile` at a time, and again in the backward pass; the result does not depend
+    on `tile`. A small batch is computed at once, by plain differentiable operations.
 
     With `distributed=True` each process passes its own rows, and all of them call this together.
     The loss is that of the whole batch, the same on every process, and after DDP's mean so is the
@@ -92,8 +92,8 @@ def info_nce(
     else:
         check()
         counts = [len(za)]
-    known = not isinstance(temperature, Tensor) or free_to_read(temperature)
-    small = known and bool(temperature * _SAFE_LOGIT >= 1)
+    is_readable = not isinstance(temperature, Tensor) or free_to_read(temperature)
+    small = is_readable and bool(temperature * _SAFE_LOGIT >= 1)
     few = _DENSE_IF_WIDE if len(za) <= za.shape[1] else _DENSE
     dense = tile is None and not split and len(za) <= few
     tile = tile or (_CPU_TILE if za.device.type == "cpu" else _GPU_TILE)
@@ -144,7 +144,7 @@ class InfoNCE(nn.Module):
 
     @property
     def temperature(self) -> Scalar:
-        """The temperature in force."""
+        """The current temperature."""
         return self.log_temperature.exp().clamp(min=self.min_temperature)
 
     def forward(self, za: Batch, zb: Batch, groups: Groups | None = None) -> Scalar:
@@ -170,8 +170,8 @@ def _check(
     least_rows: int,
 ) -> None:
     check_views(za, zb, least_rows)
-    known = not isinstance(temperature, Tensor) or free_to_read(temperature)
-    if known and not temperature > 0:
+    is_readable = not isinstance(temperature, Tensor) or free_to_read(temperature)
+    if is_readable and not temperature > 0:
         raise ValueError(
             f"temperature must be above 0; got {float(temperature)}. Usual values are 0.01 to 1"
         )
@@ -189,17 +189,17 @@ def _check(
 
 def _dense(a: Batch, b: Batch, within_view: bool, groups: Groups | None) -> Scalar:
     """All logits at once."""
-    across = _rule_out(a @ b.T, groups, groups, diagonal=True, own=False)
+    across = _rule_out(a @ b.T, groups, groups, diagonal=True, same_view=False)
     rows, cols = across, across.T
     if within_view:
-        same = (_rule_out(z @ z.T, groups, groups, diagonal=True, own=True) for z in (a, b))
+        same = (_rule_out(z @ z.T, groups, groups, diagonal=True, same_view=True) for z in (a, b))
         rows, cols = (torch.cat(pair, dim=1) for pair in zip((rows, cols), same, strict=True))
     match = torch.arange(len(a), device=a.device)
     return (F.cross_entropy(rows, match) + F.cross_entropy(cols, match)) / 2
 
 
 class _Scaled:
-    """The rows of `_scaled`, made where they are used: all of them would be a copy of the batch."""
+    """The rows of `_scaled`, computed on use: all of them would be a copy of the batch."""
 
     def __init__(self, z: Tensor, scale: Tensor):
         self.z, self.scale = z, scale
@@ -211,15 +211,15 @@ class _Scaled:
         return self.z[rows] * self.scale[rows, None]
 
     def into(self, room: Tensor, rows: slice) -> Tensor:
-        """The rows, made in memory that is already there."""
+        """The rows, computed into existing memory."""
         return torch.mul(self.z[rows], self.scale[rows, None], out=room[: rows.stop - rows.start])
 
 
 class _Tiled(torch.autograd.Function):
     """The same loss, a tile of logits at a time, twice: for the normalisers, for the gradient.
 
-    Rows of this process meet the blocks that the exchange brings, its own rows among them. With
-    one process that is the only block. Views are counted from the end, -2 and -1: without
+    Rows of this process are compared with the blocks of the exchange, including its own. With one
+    process that is the only block. Views are counted from the end, -2 and -1: without
     `within_view`, only the second one travels.
     """
 
@@ -227,11 +227,11 @@ class _Tiled(torch.autograd.Function):
     def forward(ctx, za, zb, root, about, within_view, groups, tile, small, exchange):
         lengths, shares = zip(*about, strict=True)
         scales = [(length * root).reciprocal() for length in lengths]
-        own = [_Scaled(z, scale) for z, scale in zip((za, zb), scales, strict=True)]
+        local = [_Scaled(z, scale) for z, scale in zip((za, zb), scales, strict=True)]
         lse = scales[0].new_full((2, exchange.rows), float("-inf"))
-        for owner, part, theirs in exchange.blocks(own if within_view else own[1:]):
+        for owner, part, block in exchange.blocks(local if within_view else local[1:]):
             places = exchange.own, exchange.span(owner, part)
-            for meeting in _tiles(own, theirs, groups, exchange, owner, part, tile, within_view):
+            for meeting in _tiles(local, block, groups, exchange, owner, part, tile, within_view):
                 x, y, rows, cols = meeting[:4]
                 by_row, by_col = _both_logsumexps(meeting[-1], small)
                 lse_rows, lse_cols = lse[x, places[0]], lse[y, places[1]]
@@ -239,7 +239,7 @@ class _Tiled(torch.autograd.Function):
                 if x != y or owner != exchange.rank or rows != cols:
                     lse_cols[cols] = lse_cols[cols].logaddexp(by_col)
         matches = sum(
-            ((own[0][rows] * own[1][rows]).sum() for rows in _slices(len(za), tile)),
+            ((local[0][rows] * local[1][rows]).sum() for rows in _slices(len(za), tile)),
             scales[0].new_zeros(()),
         )
         if len(exchange.counts) > 1:
@@ -255,27 +255,27 @@ class _Tiled(torch.autograd.Function):
         lengths, shares, scales = about[:2], about[2:4], about[4:]
         within_view, tile, small, exchange = ctx.options
         with torch.autocast(za.device.type, enabled=False):
-            own = [_Scaled(z, scale) for z, scale in zip((za, zb), scales, strict=True)]
+            local = [_Scaled(z, scale) for z, scale in zip((za, zb), scales, strict=True)]
             # The positives' pull, in units of grad / 2n like everything below.
             grads = [torch.empty_like(z, dtype=lse.dtype) for z in (za, zb)]
             for rows in _slices(len(za), tile):
-                for gradient, other in zip(grads, reversed(own), strict=True):
+                for gradient, other in zip(grads, reversed(local), strict=True):
                     gradient[rows] = other[rows].mul_(-2)
             travelling = slice(0 if within_view else 1, 2)
-            for owner, part, theirs, their_grads in exchange.blocks_with_gradients(
-                own[travelling], grads[travelling]
+            for owner, part, block, block_grads in exchange.blocks_with_gradients(
+                local[travelling], grads[travelling]
             ):
                 places = exchange.own, exchange.span(owner, part)
                 for x, y, rows, cols, of_rows, of_cols, logits in _tiles(
-                    own, theirs, groups, exchange, owner, part, tile, within_view
+                    local, block, groups, exchange, owner, part, tile, within_view
                 ):
                     lse_rows, lse_cols = lse[x, places[0]][rows], lse[y, places[1]][cols]
                     push = _both_softmaxes(logits, lse_rows, lse_cols, small)
                     grads[x][rows].addmm_(push, of_cols)
                     if x != y or owner != exchange.rank or rows != cols:
-                        their_grads[y][cols].addmm_(push.T, of_rows)
+                        block_grads[y][cols].addmm_(push.T, of_rows)
             if len(exchange.counts) > 1:
-                # Every process's value is this loss: the sum of what is made of it on all of them.
+                # The loss is the same value on every process: sum the gradients of all of them.
                 grad = all_reduce_sum(grad)
             unit = grad / (2 * exchange.rows)
             along = lse.new_zeros(())
@@ -308,44 +308,44 @@ def _slices(n: int, tile: int) -> Iterator[slice]:
 
 
 def _tiles(
-    own: Sequence[_Scaled],
-    theirs: Sequence[Any],
+    local: Sequence[_Scaled],
+    block: Sequence[Any],
     groups: Groups | None,
     exchange: Exchange,
     owner: int,
-    part: slice,
+    share: slice,
     tile: int,
     within_view: bool,
 ) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor, Tensor]]:
-    """Logits of own rows against a part of an owner's, tile by tile.
+    """Logits of local rows against a part of an owner's, by tile.
 
     Which views, which rows and columns of the two, these rows and columns themselves, and the
     logits, which may be overwritten. Everything is made in the same memory, tile after tile: fresh
     pages cost as much as an exponential.
     """
-    n, m = len(own[-1]), part.stop - part.start
+    n, m = len(local[-1]), share.stop - share.start
     home = owner == exchange.rank
     of_rows, of_cols = (
         None if groups is None else groups[span]
-        for span in (exchange.own, exchange.span(owner, part))
+        for span in (exchange.own, exchange.span(owner, share))
     )
     meetings = [(-2, -1, slice(0, n), slice(0, m))]
     if within_view:
         counts = exchange.counts
         rows, cols = _symmetric_share(exchange.rank, owner, len(counts), n, counts[owner])
-        cols = slice(max(cols.start - part.start, 0), min(cols.stop, part.stop) - part.start)
+        cols = slice(max(cols.start - share.start, 0), min(cols.stop, share.stop) - share.start)
         meetings += [(view, view, rows, cols) for view in (-2, -1)]
-    empty, width = own[-1].scale.new_empty, own[-1].z.shape[1]
+    empty, width = local[-1].scale.new_empty, local[-1].z.shape[1]
     room = empty(min(tile, n) * min(tile, m))
     room_of_rows, room_of_cols = empty(min(tile, n), width), empty(min(tile, m), width)
     for x, y, all_rows, all_cols in meetings:
         upper = home and x == y
         for i in range(all_rows.start, all_rows.stop, tile):
             rows = slice(i, min(i + tile, all_rows.stop))
-            these = own[x].into(room_of_rows, rows)
+            these = local[x].into(room_of_rows, rows)
             for j in range(i if upper else all_cols.start, all_cols.stop, tile):
                 cols = slice(j, min(j + tile, all_cols.stop))
-                those = theirs[y].into(room_of_cols, cols) if home else theirs[y][cols]
+                those = block[y].into(room_of_cols, cols) if home else block[y][cols]
                 shape = rows.stop - i, cols.stop - j
                 logits = torch.mm(these, those.T, out=room[: shape[0] * shape[1]].view(shape))
                 logits = _rule_out(
@@ -353,16 +353,16 @@ def _tiles(
                     None if of_rows is None else of_rows[rows],
                     None if of_cols is None else of_cols[cols],
                     diagonal=home and rows == cols,
-                    own=x == y,
+                    same_view=x == y,
                 )
                 yield x, y, rows, cols, these, those, logits
 
 
 def _symmetric_share(rank: int, owner: int, world: int, n: int, m: int) -> tuple[slice, slice]:
-    """Which part of a view's products with itself, own rows by an owner's, this process computes.
+    """The part of a view's products with itself, local rows by an owner's, for this process.
 
-    The other process has the same products. Of two, the one computes them that has fewer steps to
-    go up to the other, from the last to the first again; halfway round, each computes a half.
+    Both processes have the same products. They are computed by the one with fewer steps up to the
+    other, around the ring; if both have the same number of steps, each computes a half.
     """
     ahead = (owner - rank) % world
     if 2 * ahead < world:
@@ -378,19 +378,19 @@ def _rule_out(
     of_cols: Tensor | None,
     *,
     diagonal: bool,
-    own: bool,
+    same_view: bool,
 ) -> Tensor:
-    """Mask what is not a negative. `own`: both of one view; `diagonal`: both of the same rows."""
-    if (of_rows is None or of_cols is None) and not (own and diagonal):
+    """Mask all but negatives. `same_view`: of one view; `diagonal`: rows and columns are equal."""
+    if (of_rows is None or of_cols is None) and not (same_view and diagonal):
         return logits
     if of_rows is None or of_cols is None:
         ruled_out = torch.zeros_like(logits, dtype=torch.bool)
     else:
         ruled_out = of_rows[:, None] == of_cols
     if diagonal:
-        # A row is not its own rival, but its partner is always in the running.
+        # A row is not its own rival, but its partner is always a candidate.
         same_row = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
-        ruled_out = ruled_out | same_row if own else ruled_out & ~same_row
+        ruled_out = ruled_out | same_row if same_view else ruled_out & ~same_row
     return logits.masked_fill(ruled_out, float("-inf"))
 
 

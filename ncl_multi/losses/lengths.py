@@ -8,8 +8,8 @@ from torch import Tensor
 from ncl_multi.distributed import agree, gather, world_size
 from ncl_multi.losses.checks import sum_dtype
 
-# The cosine does not see a row's length, so its gradient is one over it. Below this share of a
-# usual length, a row is nearly empty: where its few active entries point is mostly chance.
+# The cosine does not depend on a row's length, so its gradient is proportional to one over it.
+# Below this share of the median length, a row is nearly empty, and its direction mostly chance.
 _NEARLY_EMPTY = 0.01
 # Only against division by zero.
 _TINY = 1e-12
@@ -18,10 +18,10 @@ _TINY = 1e-12
 def with_lengths(
     z: Tensor, dtype: torch.dtype, counts: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Rows in `dtype`, and their lengths, never zero: what a cosine is made of.
+    """Rows in `dtype`, and their lengths, which are never zero.
 
-    In the backward, rows shorter than a hundredth of the median length, rows of zeros left out,
-    count as that long. Values, and gradients of the other rows, are what they were. `counts`: the
+    In the backward pass, rows shorter than a hundredth of the median length (without rows of zeros)
+    count as that long. Values, and gradients of the other rows, do not change. `counts`: the
     rows of each process, where the batch is split over processes.
     """
     _, share = lengths_and_shares(z, dtype, counts)
@@ -34,8 +34,8 @@ def lengths_and_shares(
     z: Tensor, dtype: torch.dtype, counts: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Lengths of rows, never zero, and the shares of their gradients that `with_lengths` keeps."""
-    # Of one unusual row the median does not know, and it has the same scale as the rows. Where all
-    # of them are tiny a number must do, such that fp16, the narrowest type, can hold the gradient.
+    # The median ignores single unusual rows, and scales with the rows. If all rows are tiny, a
+    # fixed bound is used, so that the gradient fits fp16.
     least = max(1e-6, 256 * torch.finfo(z.dtype).tiny)
     lengths = torch.linalg.vector_norm(z, dim=1, dtype=dtype)
     everyone = lengths if counts is None else gather(lengths, counts)
@@ -46,10 +46,10 @@ def lengths_and_shares(
 
 
 def normalize_rows(z: Tensor, *, distributed: bool = False) -> Tensor:
-    """Rows of length 1, in at least float32, with bounded gradients where a row is empty.
+    """Rows of length 1, in at least float32, with bounded gradients of empty rows.
 
     `F.normalize` gives an empty row a gradient of 1e12. With `distributed=True` all processes call
-    this together, each with its own rows, and what is nearly empty is told from all rows.
+    this together, each with its own rows, and the median is that of all rows.
 
     Example:
         >>> normalize_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()

@@ -20,7 +20,7 @@ def nonneg_cross_entropy(
     """Cross entropy of `z @ weight.T`, the paper's NCE when `z` comes from a `NonNegHead`.
 
     Signed `z` makes it plain cross entropy, its twin. `nonneg_weight` also keeps the class weights
-    at or above zero, so that a dimension can only speak for a class, never against one.
+    at or above zero, so that a dimension can only support a class, never oppose one.
 
     Example:
         >>> z = torch.eye(2) * 10

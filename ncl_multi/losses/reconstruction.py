@@ -13,7 +13,7 @@ from ncl_multi.losses.lengths import cosines
 def reconstruction_loss(
     rebuilt: Float[Tensor, "n h"], h: Float[Tensor, "n h"], *, distributed: bool = False
 ) -> Float[Tensor, ""]:
-    """One minus the mean cosine between centred features and what was rebuilt of them.
+    """One minus the mean cosine between centred features and rebuilt ones.
 
     No gradient goes to the features: the codes follow them, not the other way round.
 
@@ -39,7 +39,7 @@ def reconstruction_loss(
 
 
 def _alone(x: Tensor) -> Tensor:
-    """The sum over processes where only this one takes part."""
+    """The sum over one process."""
     return x
 
 

@@ -86,9 +86,9 @@ class _Spectral(torch.autograd.Function):
         a, b, grams, matches = ctx.saved_tensors
         n = ctx.n
         with torch.autocast(a.device.type, enabled=False):
-            # Every process's value is this loss: the sum of what is made of it on all of them.
+            # The loss is the same value on every process: sum the gradients of all of them.
             unit = 2 * (all_reduce_sum(grad) if ctx.split else grad) / (n * (n - 1))
-            # A partner's pull, less its share of the squares, which the Gram matrices counted in.
+            # The gradient of the match, without its square, which the Gram matrices include.
             pull = (unit * (1 - n - matches))[:, None]
             grad_a = (b * pull).addmm_(a, grams[1] * unit)
             return grad_a, (a * pull).addmm_(b, grams[0] * unit), None, None

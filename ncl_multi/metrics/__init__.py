@@ -1,17 +1,28 @@
-"""Formulas on codes and labels. Each brings rows to unit length itself; tensors or csr."""
+"""Formulas on codes and labels. Each normalises rows itself; tensors or csr."""
 
 from ncl_multi.metrics.activity import (
     active_dims,
+    activity_figures,
     alive,
     class_consistency,
     class_entropy,
     correlation,
     effective_rank,
     interpretability,
-    readability,
     sparsity,
 )
-from ncl_multi.metrics.dimensions import (
+from ncl_multi.metrics.disentanglement import (
+    dci,
+    mig,
+    mutual_information,
+    sap,
+    separability,
+    sepin,
+)
+from ncl_multi.metrics.finetune import fine_tuned_predictions
+from ncl_multi.metrics.interval import Interval, mean_interval
+from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
+from ncl_multi.metrics.readability import (
     NotMeasurableError,
     Readable,
     chance_purity,
@@ -29,17 +40,6 @@ from ncl_multi.metrics.dimensions import (
     readable_features,
     stability,
 )
-from ncl_multi.metrics.disentanglement import (
-    dci,
-    mig,
-    mutual_information,
-    sap,
-    separability,
-    sepin,
-)
-from ncl_multi.metrics.finetune import fine_tuned_predictions
-from ncl_multi.metrics.interval import Interval, mean_interval
-from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
 from ncl_multi.metrics.retrieval import (
     mean_average_precision,
     median_rank,
@@ -56,6 +56,7 @@ __all__ = [
     "NotMeasurableError",
     "Readable",
     "active_dims",
+    "activity_figures",
     "alive",
     "chance_purity",
     "class_consistency",
@@ -83,7 +84,6 @@ __all__ = [
     "overlaps",
     "precision_at_k",
     "purity",
-    "readability",
     "readable",
     "readable_dims",
     "readable_features",

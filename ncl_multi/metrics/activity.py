@@ -1,4 +1,4 @@
-"""What is active in codes: how much of a row, for which classes, and how dimensions overlap.
+"""Active entries of codes: how many per row, for which classes, and how dimensions overlap.
 
 Rows are brought to unit length first; an entry is active above 1e-5 in size. Codes are a tensor
 or a `scipy.sparse.csr_array`.
@@ -90,22 +90,22 @@ def effective_rank(z: Codes) -> float:
     return _effective_rank(gram(unit_rows(z)))
 
 
-def readability(z: Codes, y: Labels | None = None) -> dict[str, float]:
+def activity_figures(z: Codes, y: Labels | None = None) -> dict[str, float]:
     """The figures a table of a run shows; class consistency only with labels.
 
     Example:
-        >>> readability(torch.eye(4), torch.tensor([0, 0, 1, 1]))["class_consistency"]
+        >>> activity_figures(torch.eye(4), torch.tensor([0, 0, 1, 1]))["class_consistency"]
         1.0
     """
     return _figures(z, y)[0]
 
 
 def interpretability(z: Codes, y: Labels | None = None) -> dict[str, float]:
-    """`readability`, the entropy of classes and the effective rank, in one pass over the codes.
+    """`activity_figures`, the entropy of classes and the effective rank, in one pass over the codes.
 
     Example:
-        >>> found = interpretability(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-        >>> found["class_entropy"], round(found["effective_rank"], 4)
+        >>> figures = interpretability(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+        >>> figures["class_entropy"], round(figures["effective_rank"], 4)
         (0.0, 4.0)
     """
     row, counts, products = _figures(z, y)
@@ -115,7 +115,7 @@ def interpretability(z: Codes, y: Labels | None = None) -> dict[str, float]:
 
 
 def _figures(z: Codes, y: Labels | None) -> tuple[dict[str, float], np.ndarray, Tensor]:
-    """The row of `readability`, and the counts and products it came from."""
+    """The row of `activity_figures`, with its counts and products."""
     z = unit_rows(z)
     counts = active_counts(z, None if y is None else check_labels(y, z))
     lives, products = counts.sum(axis=0) > 0, gram(z)
@@ -149,19 +149,19 @@ def _entropy(counts: Float[np.ndarray, "classes d"]) -> float:
 
 
 def _correlation(products: Float[Tensor, "d d"], lives: np.ndarray) -> float:
-    kept = torch.from_numpy(lives).nonzero()[:, 0].to(products.device)
-    if len(kept) < 2:
+    indices = torch.from_numpy(lives).nonzero()[:, 0].to(products.device)
+    if len(indices) < 2:
         return 0.0
-    products = products[kept][:, kept]
+    products = products[indices][:, indices]
     length = products.diagonal().sqrt()
     cosines = (products / length / length[:, None]).abs()
     off_diagonal = cosines.sum() - cosines.diagonal().sum()
-    return float(off_diagonal / (len(kept) * (len(kept) - 1)))
+    return float(off_diagonal / (len(indices) * (len(indices) - 1)))
 
 
 def _effective_rank(products: Float[Tensor, "d d"]) -> float:
     squares = torch.linalg.eigvalsh(products).clamp(min=0)
-    # Below this an eigenvalue is rounding, and its root would look like a small direction.
+    # Below this an eigenvalue is rounding noise, whose root would count as a direction.
     squares[squares <= squares.max() * len(squares) * torch.finfo(squares.dtype).eps] = 0
     values = squares.sqrt()
     if not values.any():

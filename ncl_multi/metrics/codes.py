@@ -1,4 +1,4 @@
-"""What every metric asks of codes: checked, unit rows, dense or sparse as they came."""
+"""Shared by all metrics: checked codes with unit rows, dense or sparse as given."""
 
 from typing import TypeAlias
 
@@ -32,7 +32,7 @@ def unit_rows(z: Codes) -> Codes:
 
 
 def check_codes(z: Codes) -> None:
-    """Refuse what no metric has an answer for."""
+    """Refuse codes that no metric can measure."""
     if z.ndim != 2 or 0 in z.shape:
         raise ValueError(f"codes must be (n, d) with at least one row; got {tuple(z.shape)}")
     values = z if isinstance(z, Tensor) else torch.from_numpy(z.data)
@@ -83,16 +83,16 @@ def gram(z: Codes) -> Float[Tensor, "d d"]:
             return torch.from_numpy((wide.T @ wide).toarray())
     total = torch.zeros(d, d, dtype=torch.float64, device=getattr(z, "device", None))
     for rows in _chunks(n):
-        part = dense(z[rows]).double()
-        total.addmm_(part.T, part)
+        chunk = dense(z[rows]).double()
+        total.addmm_(chunk.T, chunk)
     return total
 
 
 def strongest_rows(z: Codes, count: int = 10) -> Int[np.ndarray, "d count"]:
     """The rows that fire each dimension of these unit codes most, strongest first; -1 means none.
 
-    To fire is to be active and positive: a signed dimension is read by its positive end. Of rows
-    with the same value the first is stronger.
+    To fire is to be active and positive: only the positive end of a signed dimension is read. Of
+    rows with the same value the first is stronger.
     """
     if isinstance(z, Tensor):
         least = z.topk(min(count, len(z)), dim=0).values[-1].clamp(min=0)

@@ -1,4 +1,4 @@
-"""What does a dimension know that others do not? SEPIN without labels; MIG, SAP, DCI with factors.
+"""Information that only one dimension carries: SEPIN without labels; MIG, SAP, DCI with factors.
 
 SEPIN brings rows to unit length; the measures with factors take codes as they are, because a
 factor's value may be the size of an entry.
@@ -19,7 +19,7 @@ Factors = Int[Tensor, "n factors"]
 PerFactor = Float[np.ndarray, "d factors"]
 
 _BINS = 20
-# Pairs of rows x dimensions held at once: what a CPU's cache still takes.
+# Pairs of rows x dimensions at a time: they should fit a CPU's cache.
 _PAIRS_AT_ONCE = 2**19
 _LOWEST_TEMPERATURE = 0.025
 
@@ -33,11 +33,11 @@ def separability(
     batch: int = 256,
     seed: int = 0,
 ) -> Float[Tensor, " d"]:
-    """What each dimension alone tells of the item: I(x; z) - I(x; z without it), in nats.
+    """What only this dimension tells about the item: I(x; z) - I(x; z without it), in nats.
 
-    Both terms are InfoNCE's bound, log(batch) - loss, with `batch` rows in the running, so the
-    figure is how much the loss rises when the dimension is dropped. `zb` is another view of the
-    same items; without one a row must find itself. Rows are drawn into batches by `seed`.
+    Both terms are InfoNCE's bound, log(batch) - loss, with `batch` candidate rows, so the figure is
+    the rise of the loss when the dimension is dropped. `zb` is another view of the same items;
+    without one a row must find itself. Rows are drawn into batches by `seed`.
 
     `fixed` brings rows to unit length once and then drops the dimension; `renormalised` brings
     them to unit length again. They differ by more than tenfold: never compare one to the other.
@@ -86,16 +86,16 @@ def sepin(
     """SEPIN@k: `separability` of the k best dimensions, averaged; a k above the width is left out.
 
     Example:
-        >>> found = sepin(torch.eye(4), convention="fixed", ks=(1,), temperature=1.0)
-        >>> [(name, round(score, 4)) for name, score in found.items()]
+        >>> scores = sepin(torch.eye(4), convention="fixed", ks=(1,), temperature=1.0)
+        >>> [(name, round(score, 4)) for name, score in scores.items()]
         [('1', 0.1607), ('all', 0.1607)]
     """
     scores = separability(
         za, zb, convention=convention, temperature=temperature, batch=batch, seed=seed
     )
     best = scores.sort(descending=True).values
-    found = {str(k): float(best[:k].mean()) for k in ks if k <= len(best)}
-    return found | {"all": float(best.mean())}
+    by_k = {str(k): float(best[:k].mean()) for k in ks if k <= len(best)}
+    return by_k | {"all": float(best.mean())}
 
 
 def mutual_information(z: Codes, factors: Factors) -> PerFactor:
@@ -151,14 +151,14 @@ def sap(z: Codes, factors: Factors) -> float:
 def dci(z: Codes, factors: Factors, *, trees: int = 50, seed: int = 0) -> dict[str, float]:
     """Disentanglement, completeness, informativeness from a random forest's importances.
 
-    One forest a factor, fitted to three quarters of the rows. Disentanglement: does a dimension
+    One forest per factor, fitted to three quarters of the rows. Disentanglement: does a dimension
     matter for one factor only? Completeness: does a factor need one dimension only?
     Informativeness: the forests' accuracy on the other rows.
 
     Example:
         >>> factors = torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(10, 1)
-        >>> found = dci(factors.float(), factors)
-        >>> found["informativeness"], found["disentanglement"] > 0.9
+        >>> scores = dci(factors.float(), factors)
+        >>> scores["informativeness"], scores["disentanglement"] > 0.9
         (1.0, True)
     """
     try:
@@ -170,7 +170,7 @@ def dci(z: Codes, factors: Factors, *, trees: int = 50, seed: int = 0) -> dict[s
     order = np.random.default_rng(seed).permutation(len(rows))
     train, test = order[: len(rows) * 3 // 4], order[len(rows) * 3 // 4 :]
     importance, accuracy = [], []
-    # A split that may not look at the right dimension gives importance to a wrong one.
+    # A split that cannot see the right dimension gives importance to a wrong one.
     looked_at = min(rows.shape[1], max(8, round(rows.shape[1] ** 0.5)))
     for target in targets.T:
         forest = RandomForestClassifier(
@@ -195,33 +195,33 @@ def _rise_of_loss(a: Tensor, b: Tensor, convention: Convention, temperature: flo
     used = ((a != 0) | (b != 0)).any(0).nonzero()[:, 0]
     columns = torch.stack([a.T, b.T], dim=1)[used]
     rise = torch.zeros(a.shape[1], dtype=torch.float64, device=a.device)
-    before = _loss(scores[None], temperature)
+    baseline = _loss(scores[None], temperature)
     chunk = max(1, _PAIRS_AT_ONCE // scores.numel())
     for dims, pair in zip(used.split(chunk), columns.split(chunk), strict=True):
         left, right = pair[:, 0, :, None], pair[:, 1, None, :]
-        rest = torch.baddbmm(scores.expand(len(dims), -1, -1), left, right, alpha=-1)
+        without_dim = torch.baddbmm(scores.expand(len(dims), -1, -1), left, right, alpha=-1)
         if convention == "renormalised":
-            rest.mul_(_inverse_rest(left)).mul_(_inverse_rest(right))
-        rise[dims] = _loss(rest, temperature) - before
+            without_dim.mul_(_inverse_rest(left)).mul_(_inverse_rest(right))
+        rise[dims] = _loss(without_dim, temperature) - baseline
     return rise
 
 
 def _inverse_rest(entry: Tensor) -> Tensor:
     """One over the length of a unit row without this entry; 0 if nothing is left."""
-    rest = 1 - entry.square()
-    return torch.where(rest > 1e-6, rest.clamp(min=1e-6).rsqrt(), 0)
+    squared = 1 - entry.square()
+    return torch.where(squared > 1e-6, squared.clamp(min=1e-6).rsqrt(), 0)
 
 
 def _loss(scores: Float[Tensor, "c n n"], temperature: float) -> Float[Tensor, " c"]:
     """InfoNCE of each matrix of cosines; no cosine exceeds 1, so nothing can overflow."""
     logits = scores.sub(1).div_(temperature)
-    own = logits.diagonal(dim1=1, dim2=2).double()
-    # The rise is a millionth of the loss: from the sums on, float32 would be too coarse.
-    return (logits.exp_().sum(2).double().log() - own).mean(1)
+    matches = logits.diagonal(dim1=1, dim2=2).double()
+    # The rise is a millionth of the loss: float32 would be too coarse for the sums.
+    return (logits.exp_().sum(2).double().log() - matches).mean(1)
 
 
 def _joint_counts(z: Codes, factors: Factors) -> Iterator[Float[np.ndarray, "d bins values"]]:
-    """How often each bin of each dimension meets each value, one factor after another."""
+    """Counts of each value in each bin of each dimension, one factor after another."""
     _check_factors(z, factors)
     rows = dense(z).float().cpu()
     low, high = rows.min(0).values, rows.max(0).values
@@ -260,6 +260,6 @@ def _check_factors(z: Codes, factors: Factors) -> None:
     check_codes(z)
     if factors.ndim != 2 or len(factors) != z.shape[0]:
         raise ValueError(
-            f"factors must be one row of values an item, ({z.shape[0]}, factors); got "
+            f"factors must have one row per item, ({z.shape[0]}, factors); got "
             f"{tuple(factors.shape)}"
         )

@@ -1,4 +1,4 @@
-"""Which dimensions go with a label or a number: effects, with p-values for many tests."""
+"""Dimensions associated with a label or a number: effects, with corrected p-values."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from scipy.sparse import csr_array
 from ncl_multi.codes.explain import unit_rows
 
 _FIRES = 5
-"""Rows that a dimension must fire for, and leave silent, to be tested."""
+"""A dimension is tested if it fires for at least this many rows, and is silent for as many."""
 
 
 class Finding(NamedTuple):
-    """What one dimension says about the target.
+    """The association of one dimension with the target.
 
     `effect` is the mean of the target over rows where the dimension is active minus that over the
     other rows; for a class, the difference of its shares. `p_value` is corrected for all tests
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 def findings(
     z: Any, target: Any, names: Sequence[str] | None = None, *, most_p: float = 0.05
 ) -> list[Finding]:
-    """Dimensions that go with the target, the surest first.
+    """Dimensions associated with the target, the most significant first.
 
     A target of floats is a number: the rank-sum test of Mann and Whitney compares rows where a
     dimension is active with the others. Anything else is a label: for each class, Fisher's exact
@@ -80,7 +80,7 @@ def findings(
         effect, p_value = _classes(columns, number, len(classes), active[tested])
         tests = [(dim, kind) for dim in tested.tolist() for kind in classes.tolist()]
     corrected = stats.false_discovery_control(p_value)
-    # Of two findings that are equally strong, the positive one is said first.
+    # Of two equally strong findings, the positive one comes first.
     order = np.lexsort((-effect, -np.abs(effect), corrected))
     return [
         Finding(
@@ -105,7 +105,7 @@ def _numbers(
     u = columns @ ranks - active * (active + 1) / 2
     ties = np.unique(ranks, return_counts=True)[1].astype(np.float64)
     variance = active * silent / 12 * ((n + 1) - (ties**3 - ties).sum() / (n * (n - 1)))
-    # Half a step towards the mean, for ranks are whole numbers.
+    # Half a step towards the mean: the continuity correction.
     away = np.maximum(np.abs(u - active * silent / 2) - 0.5, 0)
     score = np.divide(away, np.sqrt(variance), out=np.zeros(len(u)), where=variance > 0)
     total = columns @ values

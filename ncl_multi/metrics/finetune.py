@@ -1,4 +1,4 @@
-"""How good a start is the encoder? Training all of it with labels."""
+"""Accuracy of the encoder after fine-tuning with labels."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -27,9 +27,9 @@ def fine_tuned_predictions(
 ) -> Int[Tensor, " m"]:
     """Classes of test rows after a copy of the model, with a linear classifier, learnt the labels.
 
-    `encode(model, x)` says which output is classified: the encoder's or the head's. `augment`
-    makes inputs of training rows, `prepare` of test rows. AdamW, cosine rate, no choice made on
-    the test rows.
+    `encode(model, x)` returns the output to classify: the encoder's or the head's. `augment` makes
+    inputs of training rows, `prepare` of test rows. AdamW, cosine schedule, no choice is made on
+    test rows.
 
     Example:
         >>> x, y = torch.eye(4).repeat(20, 1), torch.arange(4).repeat(20)
@@ -43,7 +43,7 @@ def fine_tuned_predictions(
     (train_x, train_y), (test_x, test_y) = train, test
     for x, y, name in ((train_x, train_y, "train"), (test_x, test_y, "test")):
         if len(x) != len(y) or not len(x):
-            raise ValueError(f"{name} needs one label an input; got {len(x)} and {len(y)}")
+            raise ValueError(f"{name} needs one label per input; got {len(x)} and {len(y)}")
     classes = train_y.unique()
     if not torch.isin(test_y, classes).all():
         raise ValueError("the test rows contain classes that the train rows do not")

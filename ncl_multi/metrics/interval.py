@@ -1,4 +1,4 @@
-"""How far could a mean over seeds and test items be off?"""
+"""Confidence intervals of means over seeds and test items."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ Values = Float[np.ndarray, " seeds"] | Float[np.ndarray, "seeds items"]
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval."""
+    """A mean and the ends of its confidence interval."""
 
     mean: float
     low: float
@@ -20,10 +20,10 @@ class Interval(NamedTuple):
 def mean_interval(values: Values, level: float = 0.95) -> Interval:
     """Interval of a mean over seeds, or over seeds and the test items that all of them share.
 
-    For paired differences pass the differences. Other seeds and other test items would both have
-    given another mean: the variances of the two add up (what belongs to neither is counted in
-    both, which is cautious), and Student's t has the degrees of freedom of Welch and Satterthwaite.
-    Three seeds alone have a t of 4.3.
+    For paired differences pass the differences. Other seeds and other test items would both give
+    another mean, so the two variances are added (noise of single values is counted twice, which is
+    conservative). Student's t has the degrees of freedom of Welch and Satterthwaite; for three
+    seeds and no items t is 4.3.
 
     Example:
         >>> [round(end, 3) for end in mean_interval(np.array([0.1, 0.2, 0.3]))]
@@ -32,12 +32,12 @@ def mean_interval(values: Values, level: float = 0.95) -> Interval:
     table = values[:, None] if values.ndim == 1 else values
     if len(table) < 2:
         raise ValueError(f"an interval needs at least two seeds; got {len(table)}")
-    parts = [(table.mean(axis=1).var(ddof=1) / len(table), len(table) - 1)]
+    terms = [(table.mean(axis=1).var(ddof=1) / len(table), len(table) - 1)]
     if table.shape[1] > 1:
-        parts.append((table.mean(axis=0).var(ddof=1) / table.shape[1], table.shape[1] - 1))
-    variance, mean = sum(part for part, _ in parts), float(table.mean())
+        terms.append((table.mean(axis=0).var(ddof=1) / table.shape[1], table.shape[1] - 1))
+    variance, mean = sum(term for term, _ in terms), float(table.mean())
     if variance == 0:
         return Interval(mean, mean, mean)
-    freedom = variance**2 / sum(part**2 / free for part, free in parts)
+    freedom = variance**2 / sum(term**2 / free for term, free in terms)
     half = float(stats.t.ppf((1 + level) / 2, freedom) * variance**0.5)
     return Interval(mean, mean - half, mean + half)

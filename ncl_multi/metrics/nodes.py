@@ -1,4 +1,4 @@
-"""How good are node codes? A classifier on few labels, clusters read off the codes, links."""
+"""Quality of node codes: a classifier on few labels, clusters from the codes, links."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ Pairs = Int[Tensor, "2 pairs"]
 
 
 class Split(NamedTuple):
-    """Numbers of the nodes to learn from, to choose settings on, and to report."""
+    """Nodes to learn from, to choose settings on, and to report."""
 
     train: Tensor
     validation: Tensor
@@ -58,10 +58,10 @@ def node_accuracy(z: Codes, y: Tensor, split: Split) -> dict[str, float]:
         >>> node_accuracy(torch.eye(2)[y], y, random_split(y, seed=0))
         {'validation': 1.0, 'test': 1.0}
     """
-    # liblinear is several times faster on sparse rows, and takes them as they are.
+    # liblinear is several times faster on sparse rows.
     rows: Any = csr_array(unit_rows(z)) if issparse(z) else to_csr(_fewer_columns(z))
     labels = y.cpu().numpy()
-    train, validation, test = (own.cpu().numpy() for own in split)
+    train, validation, test = (numbers.cpu().numpy() for numbers in split)
     if len(np.unique(labels[train])) < 2:
         raise ValueError("the nodes to learn from all have one label; draw another split")
     best = {"validation": -1.0}
@@ -78,17 +78,17 @@ def node_accuracy(z: Codes, y: Tensor, split: Split) -> dict[str, float]:
 
 
 def strongest_dimension(z: Codes) -> Int[Tensor, " n"]:
-    """The cluster of a node read off its code: the dimension with the largest entry."""
+    """The cluster of a node by its code: the dimension with the largest entry."""
     if isinstance(z, Tensor):
         return z.argmax(dim=1)
     return torch.from_numpy(np.asarray(z.argmax(axis=1)).ravel().astype(np.int64))
 
 
 def strongest_group(z: Codes, groups: int | None = None) -> Int[Tensor, " n"]:
-    """The cluster of a node by groups of dimensions: where the most of its code lies.
+    """The cluster of a node by groups of dimensions: the group with the largest sum of entries.
 
     Dimensions that fire for the same nodes are joined, nearest first (average linkage on their
-    cosines), until so many groups are left. Silent dimensions are in no group. None takes the
+    cosines), until `groups` groups are left. Silent dimensions are in no group. None takes the
     groups of `communities`, which do not have to be told how many there are.
 
     Example:
@@ -109,8 +109,8 @@ def communities(z: Codes) -> Int[np.ndarray, " d"]:
     """The group of each dimension: dimensions of a group fire for the same nodes.
 
     Greedy modularity (Clauset, Newman and Moore, arXiv cond-mat/0408187) of the dimensions'
-    products: the two groups that gain most are joined until none gain, so the codes say how many
-    there are. A silent dimension is a group of its own.
+    products: the two groups with the largest gain are joined until no pair has a gain, so their
+    number follows from the codes. A silent dimension is a separate group.
 
     Example:
         >>> z = torch.tensor([[1.0, 1, 0, 0], [1, 0.9, 0, 0], [0, 0, 1, 0.5], [0, 0, 0.5, 1]])
@@ -125,14 +125,14 @@ def communities(z: Codes) -> Int[np.ndarray, " d"]:
         share = weight.sum(axis=0)
         gain = weight - np.outer(share, share)
         np.fill_diagonal(gain, -np.inf)
-        kept, joined = sorted(divmod(int(gain.argmax()), len(weight)))
-        # Rounding must not join what is indifferent.
-        if gain[kept, joined] <= 1e-12:
+        target, joined = sorted(divmod(int(gain.argmax()), len(weight)))
+        # Rounding errors must not join groups.
+        if gain[target, joined] <= 1e-12:
             break
-        weight[kept] += weight[joined]
-        weight[:, kept] += weight[:, joined]
+        weight[target] += weight[joined]
+        weight[:, target] += weight[:, joined]
         weight = np.delete(np.delete(weight, joined, axis=0), joined, axis=1)
-        group[group == joined] = kept
+        group[group == joined] = target
         group[group > joined] -= 1
     return group
 
@@ -151,15 +151,15 @@ def _nearest_joined(z: Codes, groups: int) -> Int[np.ndarray, " d"]:
 
 
 def k_means(z: Codes, clusters: int, seed: int) -> Int[Tensor, " n"]:
-    """The usual way to cluster a code that cannot be read."""
+    """Clusters of nodes by k-means, as for codes that cannot be read."""
     unit = unit_rows(z)
     rows = F.normalize(unit.float(), dim=1).cpu().numpy() if isinstance(unit, Tensor) else unit
-    found = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows)
-    return torch.from_numpy(found.astype(np.int64))
+    assignment = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows)
+    return torch.from_numpy(assignment.astype(np.int64))
 
 
 def link_prediction(z: Codes, linked: Pairs, others: Pairs) -> dict[str, float]:
-    """How well the cosine of two nodes' codes tells linked pairs from others.
+    """How well the cosine of two nodes' codes separates linked pairs from others.
 
     The area under the ROC curve, and average precision. The model must not have seen these links.
 
@@ -171,14 +171,14 @@ def link_prediction(z: Codes, linked: Pairs, others: Pairs) -> dict[str, float]:
     unit = unit_rows(z)
     scores = []
     for pairs in (linked, others):
-        a, b = (unit[own if isinstance(unit, Tensor) else own.numpy()] for own in pairs)
+        a, b = (unit[ends if isinstance(unit, Tensor) else ends.numpy()] for ends in pairs)
         product = a * b if isinstance(unit, Tensor) else a.multiply(b)
         scores.append(np.asarray(product.sum(1), dtype=np.float64).ravel())
-    truth = np.repeat([1, 0], [len(own) for own in scores])
-    given = np.concatenate(scores)
+    truth = np.repeat([1, 0], [len(of_pairs) for of_pairs in scores])
+    predicted = np.concatenate(scores)
     return {
-        "link_auc": float(roc_auc_score(truth, given)),
-        "link_ap": float(average_precision_score(truth, given)),
+        "link_auc": float(roc_auc_score(truth, predicted)),
+        "link_ap": float(average_precision_score(truth, predicted)),
     }
 
 
@@ -199,16 +199,16 @@ def agreement(clusters: Tensor, y: Tensor) -> dict[str, float | int]:
 
 
 def _fewer_columns(z: Tensor, most: int = 512) -> Tensor:
-    """Dense rows that lie in a space of few dimensions, as coordinates in it; others as they are.
+    """Dense rows of low rank as coordinates in their subspace; others unchanged.
 
-    The codes of a linear head are no richer than what it was given. A penalised classifier does not
-    see such a rotation, and takes a fraction of the time.
+    The codes of a linear head have at most the rank of its inputs. A penalised classifier does not
+    depend on this rotation, and takes a fraction of the time.
     """
     if z.shape[1] <= 2 * most or (z == 0).float().mean() > 0.5:
         return z
     draw = torch.Generator().manual_seed(0)
     probe = torch.randn(len(z), most, generator=draw, dtype=torch.float64).to(z.device)
     axes = torch.linalg.qr(z.double().T @ probe).Q
-    found = z.double() @ axes
-    whole = torch.allclose(found.square().sum(1), z.double().square().sum(1), rtol=1e-6)
-    return found.to(z.dtype) if whole else z
+    coordinates = z.double() @ axes
+    whole = torch.allclose(coordinates.square().sum(1), z.double().square().sum(1), rtol=1e-6)
+    return coordinates.to(z.dtype) if whole else z

@@ -1,4 +1,4 @@
-"""Does a loss find the classes behind the data? A world whose truth is known, and what finds it.
+"""Does a loss find the classes behind the data? A world with known classes.
 
 Items are drawn from overlapping classes; two items of one class are a pair. The best non-negative
 features are then P(class | x) / sqrt(P(class)), in any order (NCL, theorem 5), while signed ones
@@ -74,8 +74,8 @@ def learn_features(
             loss.backward()
             optimizer.step()
             if not signed:
-                # A free entry shares its weight with no other item: where ReLU is at zero nothing
-                # could bring it back. Clamping is the same constraint without that dead end.
+                # Each entry is a free parameter: where ReLU is zero it would have no gradient.
+                # Clamping is the same constraint without dead entries.
                 z.data.clamp_(min=0)
     return z.detach().numpy()
 

@@ -1,4 +1,4 @@
-"""How much do the features know of the classes? Nearest neighbours and a linear probe."""
+"""How well do features predict classes? Nearest neighbours and a linear probe."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -77,7 +77,7 @@ def linear_probe(
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Multinomial logistic regression on unit rows, ready to be asked about other rows.
+    """A fitted multinomial logistic regression on unit rows.
 
     `penalty` is the weight decay that was chosen, `validation` its accuracy on the rows held out
     for the choice. The probe itself was then fitted to all rows.
@@ -96,7 +96,7 @@ class LinearProbe:
         check_codes(z)
         rows = dense(unit_rows(z)).float()
         classes, labels = y.to(rows.device).unique(return_inverse=True)
-        # One factor for all: entries get unit size whatever the width, dimensions keep their ratio.
+        # One factor for all entries: their size then does not depend on the width.
         scale = 1 / max(float(rows.std()), 1e-6) if rows.numel() > 1 else 1.0
         rows = rows * scale
         held_out = _fifth_of_each_class(labels, len(classes), seed)
@@ -107,8 +107,8 @@ class LinearProbe:
             guess = (rows[held_out] @ state[0].T + state[1]).argmax(1)
             got = float((guess == labels[held_out]).float().mean()) if len(guess) else 0.0
             if got > accuracy:
-                best, accuracy, kept = penalty, got, state
-        weight, bias = _descend(rows, labels, kept, best)
+                best, accuracy, best_state = penalty, got, state
+        weight, bias = _descend(rows, labels, best_state, best)
         return cls(weight, bias, classes, scale, best, accuracy)
 
     def predict(self, z: TestCodes) -> Int[Tensor, " test"]:
@@ -128,8 +128,8 @@ def _start(rows: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 def _descend(
     rows: Tensor, labels: Tensor, state: tuple[Tensor, Tensor], penalty: float
 ) -> tuple[Tensor, Tensor]:
-    """Full-batch LBFGS from the last, stronger, penalty's solution."""
-    weight, bias = (part.clone().requires_grad_() for part in state)
+    """Full-batch LBFGS, started from the solution of the last, stronger penalty."""
+    weight, bias = (tensor.clone().requires_grad_() for tensor in state)
     optimizer = torch.optim.LBFGS(
         [weight, bias], max_iter=60, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
     )

@@ -1,11 +1,11 @@
 """Does search find the right items? Rankings by cosine, exact where scores tie.
 
-Items whose scores are equal stand in no order, so every figure is its expected value over all
-orders of the tied items. A sparse code gives many scores of exactly 0: with this rule no order of
-the file helps or harms, and a query of zeros scores what chance would. Scores are compared to six
-decimals, what a float32 product is good for.
+Items with equal scores have no order, so every figure is the expected value over all orders of the
+tied items. Sparse codes give scores of exactly 0: with this rule the order of the file does not
+matter, and a query of zeros scores as well as chance. Scores are compared to six decimals, the
+precision of a float32 product.
 
-What is right is given as `relevant`: a sparse matrix (queries x items; entries above 0 are right,
+Right items are given as `relevant`: a sparse matrix (queries x items; entries above 0 are right,
 and are the gains of nDCG), or two tensors of group ids (an item is right if its group is the
 query's), or None if row i answers query i. With `items=None` the queries are searched among
 themselves, each one left out of its own ranking; `relevant` may then be one tensor of group ids.
@@ -113,21 +113,21 @@ def retrieval(
     `hit@k` is `recall_at_k`, `recall@k` is `recall_at_k(at_least_one=False)`.
 
     Example:
-        >>> found = retrieval(torch.eye(3), torch.eye(3), ks=(1,))
-        >>> found["map"], found["queries"]
+        >>> figures = retrieval(torch.eye(3), torch.eye(3), ks=(1,))
+        >>> figures["map"], figures["queries"]
         (1.0, 3)
     """
     per_query: dict[str, list[Tensor]] = {}
     for ranking in _rankings(queries, items, relevant, max(ks)):
-        found = {"map": ranking.average_precision(), "median_rank": ranking.first_rank()}
+        figures = {"map": ranking.average_precision(), "median_rank": ranking.first_rank()}
         for k in ks:
-            found |= {f"hit@{k}": ranking.hit(k), f"recall@{k}": ranking.recall(k)}
-            found |= {f"precision@{k}": ranking.precision(k), f"ndcg@{k}": ranking.ndcg(k)}
-        for name, values in found.items():
+            figures |= {f"hit@{k}": ranking.hit(k), f"recall@{k}": ranking.recall(k)}
+            figures |= {f"precision@{k}": ranking.precision(k), f"ndcg@{k}": ranking.ndcg(k)}
+        for name, values in figures.items():
             per_query.setdefault(name, []).append(values)
     joined = {name: torch.cat(values) for name, values in per_query.items()}
     if not len(joined.get("map", ())):
-        raise ValueError("no query has a right item; look at the relevance that was given")
+        raise ValueError("no query has a right item; check the relevance that was given")
     means = {name: float(values.mean()) for name, values in joined.items()}
     means["median_rank"] = float(joined["median_rank"].quantile(0.5))
     return means | {"queries": len(joined["map"])}
@@ -152,7 +152,7 @@ def spearman(a: Shaped[Tensor, " n"], b: Shaped[Tensor, " n"]) -> float:
 
 @dataclass(frozen=True)
 class _Ranking:
-    """Queries' items in order of score, described place by place.
+    """Items of each query in order of score, described by place.
 
     Each place belongs to a block of tied items. `start`, `size` and `right` are the block's first
     place, its length and its number of right items; `before` the right items of earlier blocks;
@@ -274,7 +274,7 @@ def _rank(scores: Float[Tensor, "queries items"], gains: Tensor, most: int) -> _
 
 
 def _scores(queries: QueryCodes, items: ItemCodes) -> Callable[[Tensor], Tensor]:
-    """Cosines of some queries to all items, sparse products where both sides are sparse."""
+    """Cosines of a chunk of queries to all items; sparse products if both sides are sparse."""
     if not isinstance(queries, Tensor) and not isinstance(items, Tensor):
         columns = items.T.tocsr()
         return lambda chunk: torch.from_numpy((queries[chunk.numpy()] @ columns).toarray())
@@ -289,7 +289,7 @@ def _gains(
     if isinstance(relevant, Tensor):
         if not among_themselves:
             raise ValueError(
-                "one list of groups says what is right only for a search with items=None; "
+                "one list of groups is enough only for a search with items=None; "
                 "give (query_groups, item_groups)"
             )
         relevant = (relevant, relevant)

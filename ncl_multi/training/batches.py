@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 
 class Rows(Dataset):
-    """Row numbers of what belongs to an example, a whole batch at a time."""
+    """Row numbers of examples, a whole batch at a time."""
 
     def __init__(self, rows: Tensor):
         self.rows = rows
@@ -26,7 +26,7 @@ class Rows(Dataset):
 
     @staticmethod
     def together(batch: Any) -> Any:
-        """For `collate_fn`: the batch is one already."""
+        """For `collate_fn`: rows come as a batch already."""
         return batch
 
 
@@ -35,7 +35,7 @@ class Batches:
 
     def __init__(self, loader: Any, seed: int, rank: int, processes: int):
         self.loader, self.seed, self.rank, self.processes = loader, seed, rank, processes
-        # A loader with its own sampler or batches knows better than we do.
+        # A loader with its own sampler or batches keeps its order.
         self.ours = (
             type(loader) is DataLoader
             and not isinstance(loader.dataset, IterableDataset)
@@ -97,7 +97,7 @@ class Batches:
         )
 
     def _order(self, epoch: int) -> Tensor:
-        """Row numbers, one line a batch, of this process."""
+        """Row numbers of this process, one line per batch."""
         generator = torch.Generator().manual_seed(step_seed(self.seed, epoch, -1))
         order = torch.randperm(len(self.loader.dataset), generator=generator)
         whole = order[: len(self) * self.processes * self.loader.batch_size]
@@ -108,8 +108,8 @@ def _digest(digest: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     elif isinstance(value, list | tuple):
-        for part in value:
-            _digest(digest, part)
+        for entry in value:
+            _digest(digest, entry)
     elif isinstance(value, str | int | float | bytes):
         digest.update(repr(value).encode())
 

@@ -1,4 +1,4 @@
-"""What a training run can be told."""
+"""Settings of a training run."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 log = logging.getLogger(__name__)
 
 LEAST_ROWS = 10
-"""Fewer rows than these are not trained on: there is next to nothing to contrast a row with."""
+"""Training needs at least this many rows: with fewer there are hardly any negatives."""
 _BF16_INSTRUCTIONS = "avx512_bf16", "amx_tile"
 Config = TypeVar("Config", bound="TrainConfig")
 Active = TypeVar("Active", int, int | None)
@@ -20,7 +20,7 @@ Active = TypeVar("Active", int, int | None)
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What every recipe can be told about training.
+    """Training settings of every recipe.
 
     Example:
         >>> TrainConfig(epochs=3).for_rows(100, "texts").batch_size
@@ -54,8 +54,8 @@ class TrainConfig:
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 where the device
-    multiplies in it, else fp32."""
+    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 if the device
+    has instructions for it, else fp32."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
     resume: bool = True
@@ -89,7 +89,7 @@ class TrainConfig:
             raise ValueError("precision fp16 needs a GPU; use fp32 or bf16 on a CPU")
         if self.shard and (self.ema or self.compile or self.precision == "fp16"):
             raise ValueError(
-                "shard does not go with ema, compile or precision fp16; leave them out, or train "
+                "shard does not work with ema, compile or precision fp16; leave them out, or train "
                 "with shard=False (--no-shard)"
             )
 
@@ -101,17 +101,17 @@ class TrainConfig:
 
     @property
     def rows_seen(self) -> int | None:
-        """The most rows that a run of so many `steps` can see; None if it is `epochs` that count.
+        """The most rows that a run of `steps` steps can see; None if `epochs` decides.
 
-        For a short run not to wait for the features of others. Known before processes have met.
+        Lets a short run compute features of these rows only. It needs no process group.
         """
         together = self.batch_size * _processes()
         return None if self.steps is None else self.steps * together
 
     def for_rows(self: Config, count: int, items: str = "rows") -> Config:
-        """This config with a batch that so many rows can fill; a change is said, too few refused.
+        """This config with a batch of at most `count` rows; logs a change, refuses too few rows.
 
-        Cheap, so that it can come before anything is encoded. `items` says what the rows are.
+        Cheap, so call it before anything is encoded. `items` names the rows in messages.
         """
         if count < LEAST_ROWS:
             raise ValueError(f"training needs at least {LEAST_ROWS} {items}; got {count}")
@@ -128,9 +128,9 @@ class TrainConfig:
 def fitting_sizes(
     dims: int | None, k: Active, count: int, items: str = "rows", *, most: int
 ) -> tuple[int, Active]:
-    """Width and active entries for so many rows; a width that was asked for stays as it is.
+    """Width and active entries for `count` rows; a requested width is not changed.
 
-    Else it is `most`, but at most one dimension for every four rows, of which an eighth is active:
+    Otherwise it is `most`, but at most one dimension per four rows, with an eighth of them active:
     dimensions of wide codes of few rows repeat each other, or fire for next to no row.
 
     Example:
@@ -149,26 +149,26 @@ def fitting_sizes(
 
 
 def command_line(presets: Mapping[str, Config]) -> Config:
-    """The config that the command line asks for: `--preset` first, other options change it."""
+    """The config of the command line: the `--preset`, changed by the other options."""
     import tyro
 
     names = list(presets)
-    given = [a.split("=", 1) for a in sys.argv[1:]]
-    flat = [part for argument in given for part in argument]
+    arguments = [a.split("=", 1) for a in sys.argv[1:]]
+    flat = [token for argument in arguments for token in argument]
     name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
     config = presets.get(name, presets[names[0]])
     return tyro.cli(type(config), default=config)
 
 
-def read_changes(given: Sequence[str]) -> dict[str, Any]:
-    """Settings given as `name=value`: the value is JSON, or else a word.
+def read_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """Settings from `name=value`; a value that is not JSON is a text.
 
     Example:
         >>> read_changes(["dims=512", "start=random"])
         {'dims': 512, 'start': 'random'}
     """
     settings: dict[str, Any] = {}
-    for change in given:
+    for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"a change is a name and a value, as dims=512; got {change!r}")
@@ -180,14 +180,14 @@ def read_changes(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
-    """A size that is no larger than it may be; a change is said once."""
+    """The value, lowered to the largest that is allowed; a change is logged."""
     if value > most and os.environ.get("RANK", "0") == "0":
         log.warning(f"{name} lowered from {value} to {most}: there are {count} {items}")
     return min(value, most)
 
 
 def _multiplies_in_bf16(device: str | None) -> bool:
-    """Whether the device has instructions for bf16; one that only converts is faster in fp32."""
+    """Whether the device has bf16 instructions; without them fp32 is faster."""
     import torch
 
     if device != "cpu" and torch.cuda.is_available():
@@ -195,10 +195,10 @@ def _multiplies_in_bf16(device: str | None) -> bool:
     if device not in (None, "cpu") or torch.accelerator.is_available():
         return False
     # torch has no public names for these yet.
-    known = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in _BF16_INSTRUCTIONS)
-    return any(supported is not None and supported() for supported in known)
+    checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in _BF16_INSTRUCTIONS)
+    return any(supported is not None and supported() for supported in checks)
 
 
 def _processes() -> int:
-    """Processes that train together; known before they have met."""
+    """Number of processes that train together, before the process group exists."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -28,7 +28,7 @@ class Partners(Protocol):
 
 
 class SameGroup:
-    """For each row another row of its group, drawn at random; itself if it is alone there.
+    """For each row another row of its group, drawn at random; itself if the group has one row.
 
     Example:
         >>> SameGroup(torch.tensor([3, 8, 3])).of(torch.tensor([0, 1, 2]))
@@ -53,10 +53,10 @@ class SameGroup:
 
 
 class Examples(NamedTuple):
-    """What is learnt from: embeddings in memory, and which of their rows belong together.
+    """Training data: embeddings in memory, and which of their rows belong together.
 
     `rows` are examples: a row of the first side and, if `partners` is None, the row of the last
-    side that belongs to it. `groups` tells for each row of the first side whose rival it is not.
+    side that belongs to it. Rows of the first side with equal `groups` are not rivals.
     `numbers` are the numbers of the first side's rows in the whole data.
     """
 
@@ -76,7 +76,7 @@ def read_examples(
         sides: The embeddings, of one space or of two, as `ncl_multi.data.shards` reads them.
         positives: Pairs of row numbers, embeddings of each row's partner, or None.
         groups: A label per row, or None.
-        neighbours: Without either, partners are drawn from so many nearest rows.
+        neighbours: Without either, partners are drawn from this many nearest rows.
         max_rows: How many examples to take.
     """
     count = len(sides[0])
@@ -86,13 +86,13 @@ def read_examples(
         raise ValueError("give positives or groups, not both")
     pairs, partner = None, list(sides)[1:]
     if positives is not None:
-        given = np.asarray(positives) if not hasattr(positives, "blocks") else positives
-        if getattr(given, "dtype", np.dtype(float)).kind in "iu":
-            pairs = _checked_pairs(given, count, len(sides[-1]))
+        partners = np.asarray(positives) if not hasattr(positives, "blocks") else positives
+        if getattr(partners, "dtype", np.dtype(float)).kind in "iu":
+            pairs = _checked_pairs(partners, count, len(sides[-1]))
         elif partner:
             raise ValueError("with other, positives are pairs of row numbers of shape (m, 2)")
         else:
-            partner = [type(sides[0])(given)]
+            partner = [type(sides[0])(partners)]
             if partner[0].shape != sides[0].shape:
                 raise ValueError(
                     f"positives must have the shape of the embeddings, {sides[0].shape}; got "
@@ -156,32 +156,36 @@ def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
             directions.append(k_means(F.normalize(around[0], dim=1), dims - axes))
         if axes:
             directions.append(axes_both_ways(around[0])[:axes])
-        heads[0].start_at(torch.cat([F.normalize(part, dim=1) for part in directions]), plain=True)
+        heads[0].start_at(
+            torch.cat([F.normalize(starts, dim=1) for starts in directions]), plain=True
+        )
     else:
         both = [F.normalize(x, dim=1) for x in around]
         centres = k_means(torch.cat(both, dim=1), dims)
-        for head, part in zip(heads, centres.split([x.shape[1] for x in both], dim=1), strict=True):
-            head.start_at(part, plain=True)
+        for head, starts in zip(
+            heads, centres.split([x.shape[1] for x in both], dim=1), strict=True
+        ):
+            head.start_at(starts, plain=True)
     with torch.no_grad():
         for head, mean in zip(heads, means, strict=True):
-            # What all rows have in common says nothing about any of them.
+            # The mean is common to all rows, so it is removed.
             head.out.bias.copy_(-(head.out.weight @ mean))
 
 
 class EmbeddingObjective(nn.Module):
-    """Codes of partners are alike, and codes are as near to each other as their embeddings are.
+    """Partners get similar codes, and codes keep the similarities of their embeddings.
 
-    Each step cuts codes to one of several numbers of entries. There the anchors meet their partners
-    twice: both cut, and the anchors whole, as a fuller query meets a short document. `info_nce`
-    picks out the partner; `imitation` of the embeddings keeps what else they know.
+    Each step cuts codes to one of several numbers of entries. Anchors are compared with partners
+    twice: both cut, and with whole anchors, as for a fuller query and a short document. `info_nce`
+    finds the partner; `imitation` keeps the other similarities of the embeddings.
 
     Args:
         model: The head of the anchors and, if partners come from another space, of the partners.
         data: Which rows belong together.
         ks: Numbers of entries to train for.
         temperature: Of `info_nce`.
-        imitation: Weight of the helper term.
-        teacher_temperature: Of the helper term: the lower, the more only the nearest rows count.
+        imitation: Weight of the imitation term.
+        teacher_temperature: Of the imitation term; a low one considers only the nearest rows.
         noise: Length of the random vector that is added to each embedding, as a share of its own.
     """
 
@@ -207,8 +211,8 @@ class EmbeddingObjective(nn.Module):
         anchors = rows[:, 0]
         others = rows[:, 1] if self.data.partners is None else self.data.partners.of(anchors)
         h = [
-            unit_rows(side[own].to(device))
-            for side, own in zip(
+            unit_rows(side[numbers].to(device))
+            for side, numbers in zip(
                 (self.data.sides[0], self.data.sides[-1]), (anchors, others), strict=True
             )
         ]
@@ -224,7 +228,7 @@ class EmbeddingObjective(nn.Module):
         return total * self.weight(k) / 2, whole[0]
 
     def weight(self, k: int) -> float:
-        """Weight of a step with so many entries: few have the most to learn. One on average."""
+        """Weight of a step with k entries: a small k has the most to learn. One on average."""
         return len(self.ks) / k / sum(1 / other for other in self.ks)
 
     def _codes(self, h: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -234,9 +238,9 @@ class EmbeddingObjective(nn.Module):
         return [head(x) for head, x in zip(self.model, noisy, strict=True)]
 
     def _unlike(self, z: tuple[Tensor, Tensor], h: Sequence[Tensor]) -> Tensor:
-        """How far codes are from the embeddings in what their rows take for near.
+        """The divergence of the codes' similarities from those of the embeddings.
 
-        Embeddings of two spaces have no cosine, so there halves of each side are compared.
+        Embeddings of two spaces have no cosine, so halves of each side are compared.
         """
         if len(self.model) == 1:
             return imitation(z, (h[0], h[1]), self.teacher_temperature)
@@ -261,7 +265,7 @@ def _checked_pairs(pairs: np.ndarray, first: int, second: int) -> np.ndarray:
 
 
 def _draw(count: int, most: int) -> np.ndarray:
-    """Numbers below `count` in their order: all, or as many as are allowed, at random."""
+    """Numbers below `count` in their order: all, or `most` of them at random."""
     if count <= most:
         return np.arange(count)
     seed = int(torch.randint(2**31 - 1, ()))
@@ -282,7 +286,7 @@ def unit_rows(x: Embeddings) -> Embeddings:
 
 
 def same_rows(x: Embeddings) -> Rows:
-    """A number for each row, the same for equal rows: they are not each other's rivals.
+    """A number for each row, the same for equal rows, which are not rivals.
 
     Example:
         >>> same_rows(torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]]))

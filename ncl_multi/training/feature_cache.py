@@ -1,7 +1,7 @@
-"""Features of frozen encoders, computed once and kept on disk.
+"""Features of frozen encoders, computed once and cached on disk.
 
-A cache is a folder of shards, each whole or not there, so a run that was stopped resumes with the
-next shard; every shard says which weights, data and transform it was made with, and is refused by
+A cache is a folder of shards, written atomically, so an interrupted run resumes with the next
+shard. Every shard records the weights, data and transform it was made with, and is refused for
 others.
 """
 
@@ -25,23 +25,23 @@ except ModuleNotFoundError as error:
 _ROWS = 4096
 _PARTS = {"h": Expected(("F16", "F32", "F64"), 2), "kept": Expected(("I64",))}
 Shard = tuple[Tensor, list[int]]
-"""Features, and the rows they are of."""
+"""Features and their row numbers."""
 Compute = Callable[[Sequence[int], Callable[[int], object]], Shard]
-"""Takes row numbers and whom to tell of progress; rows that have no features are left out."""
+"""Takes row numbers and a progress callback; rows without features are left out."""
 
 
 @torch.no_grad()
 def cached_shards(
     cache: Path, name: str, rows: int, about: Mapping[str, str], compute: Compute
 ) -> Shard:
-    """All features of one kind, read or computed; of several processes, one computes.
+    """All features of one kind, read or computed; with several processes, one computes.
 
     Args:
         cache: Folder of all caches.
-        name: What the features are of, in a few words.
-        rows: How many there are.
-        about: What they depend on: weights, data and so on.
-        compute: Gives the features of some rows.
+        name: Short description of the features.
+        rows: Number of rows.
+        about: Everything they depend on: weights, data and so on.
+        compute: Computes the features of given rows.
     """
     key = hashlib.sha256(json.dumps(dict(about)).encode()).hexdigest()[:16]
     folder = cache / f"{name}-{key}"
@@ -49,7 +49,7 @@ def cached_shards(
     spans = [range(start, min(start + _ROWS, rows)) for start in range(0, rows, _ROWS)]
     paths = [folder / f"{span.start:09d}.safetensors" for span in spans]
     bar = tqdm(total=rows, desc=name, unit="row", disable=all(path.exists() for path in paths))
-    parts, kept = [], []
+    parts, present_rows = [], []
     with FileLock(folder / ".lock"), bar:
         for span, path in zip(spans, paths, strict=True):
             if path.exists():
@@ -63,8 +63,8 @@ def cached_shards(
                 with atomic(path) as unfinished:
                     save_file(content, unfinished, dict(about))
             parts.append(h)
-            kept += present
-    return torch.cat(parts), kept
+            present_rows += present
+    return torch.cat(parts), present_rows
 
 
 def _read(path: Path, about: Mapping[str, str], rows: range) -> Shard:
@@ -79,7 +79,7 @@ def _read(path: Path, about: Mapping[str, str], rows: range) -> Shard:
             f"by these weights of {about['model']}). Delete the folder {path.parent}, or choose "
             f"another --cache"
         )
-    h, kept = tensors["h"], tensors["kept"].tolist()
-    if len(h) != len(kept) or not set(kept) <= set(rows):
+    h, present = tensors["h"], tensors["kept"].tolist()
+    if len(h) != len(present) or not set(present) <= set(rows):
         raise ValueError(f"{path} has other rows than {rows}. Delete it to have it computed again")
-    return h, kept
+    return h, present

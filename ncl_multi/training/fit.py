@@ -1,7 +1,7 @@
 """The one training loop: an objective, its batches, a config.
 
-Everything random is a function of the seed and the step, so a run that was killed and started
-again ends with the same weights, bit for bit: the order of rows comes from the epoch's seed, and
+All random numbers are a function of the seed and the step, so a resumed run ends with the same
+weights, bit for bit: the order of rows comes from the epoch's seed, and
 the generators are seeded anew before each step.
 """
 
@@ -78,13 +78,13 @@ def fit(
     """Train an objective and return it, in eval mode, on its device.
 
     An objective is a module whose `forward(batch)` returns the loss and the codes that `Health`
-    should watch. What it holds as `model` is what `compile` compiles. Its modules that have an
-    `anneal` method are told the progress before every step.
+    should watch. Its attribute `model` is what `compile` compiles. Modules with an `anneal` method
+    get the progress before every step.
 
     A `DataLoader` over a map-style dataset is read in our order, the same for any number
     of processes: with `n` of them each takes its share of a global batch of `n * batch_size` rows.
-    Keep random augmentation in the objective, where it is repeatable. Any other iterable is read
-    as it is.
+    Put random augmentation into the objective, where it is reproducible. Other iterables keep their
+    own order.
 
     With `cfg.out`, `<out>/checkpoint.pt` is replaced every `checkpoint_every` steps, and at Ctrl-C
     or SIGTERM; the same call resumes from there, and a folder with a run on other data or
@@ -100,9 +100,9 @@ def fit(
         objective: What is trained.
         loader: Its batches.
         cfg: How.
-        optimizer: Makes the optimizer from the weights; None is AdamW. A parameter group may hold
-            `lr_scale`, its share of the learning rate.
-        fingerprint: Tells this training data from others; None looks at rows of the dataset.
+        optimizer: Makes the optimizer from the weights; None is AdamW. A parameter group may have
+            `lr_scale`, its factor on the learning rate.
+        fingerprint: Identifies the training data; None hashes rows of the dataset.
     """
     with random_state_kept():
         cfg = cfg.on_this_machine()
@@ -116,7 +116,7 @@ def _fit(
     optimizer: MakeOptimizer,
     fingerprint: str | None,
 ) -> Objective:
-    # An earlier run of this process may have had another precision.
+    # An earlier run in this process may have had another precision.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
         cpu=_wants_cpu(cfg.device),
@@ -166,12 +166,12 @@ def _train(
     run: RunFolder,
     steps: range,
 ) -> None:
-    """The loop itself, over the steps that are left."""
+    """The loop over the remaining steps."""
     objective, ema = parts["model"], parts.get("ema")
     weights = [p for p in objective.parameters() if p.requires_grad]
     annealed: list[Any] = [module for module in objective.modules() if hasattr(module, "anneal")]
     opt = accelerator.prepare_optimizer(parts["optimizer"])
-    # Shards meet in the weights' own hooks: DDP would gather them once more.
+    # FSDP gathers shards in hooks of the weights: DDP would do so once more.
     prepared = accelerator.prepare_model(objective, evaluation_mode=cfg.shard)
     health, clock, stops = Health(), time.perf_counter(), False
     bar = tqdm(
@@ -187,7 +187,7 @@ def _train(
             for group in opt.param_groups:
                 group["lr"] = group.get("lr_scale", 1.0) * cfg.lr * factor
             done = now + 1
-            # The weights move when enough batches were added up, and after the last one.
+            # Update the weights after `accumulate` batches, and after the last one.
             moves = done % cfg.accumulate == 0 or done == steps.stop
             with nullcontext() if moves else accelerator.no_sync(prepared):
                 try:
@@ -213,7 +213,7 @@ def _train(
                     raise ValueError(f"the loss is {row['loss']}\n{run.where(now, batches)}")
                 run.log(row, bar)
                 accelerator.log(row, step=done)
-                # A signal does not reach all processes in the same step: here they agree.
+                # A signal may reach processes in different steps: they synchronise here.
                 stops = bool(all_reduce_sum(torch.tensor(float(len(stopped)), device=loss.device)))
             due = done - (run.saved_at or 0) >= cfg.checkpoint_every
             if moves and (due or done == steps.stop or stops):
@@ -225,7 +225,7 @@ def _train(
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Give back the random state of Python, NumPy and torch as it was before the block."""
+    """Restore the random state of Python, NumPy and torch after the block."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
@@ -240,7 +240,7 @@ def _adamw(cfg: TrainConfig) -> MakeOptimizer:
 
 
 def lr_factor(step: int, steps: int, warmup: float, schedule: str) -> float:
-    """Share of the highest learning rate at a step: a rise, then a half cosine or nothing.
+    """Factor of the learning rate at a step: a linear rise, then a half cosine or a constant.
 
     Example:
         >>> [round(lr_factor(s, 100, 0.1, "cosine"), 3) for s in (0, 9, 10, 55, 99)]
@@ -255,5 +255,5 @@ def lr_factor(step: int, steps: int, warmup: float, schedule: str) -> float:
 
 
 def _wants_cpu(device: str | None) -> bool:
-    # Without a GPU, torchrun's processes would train alone unless accelerate is told so.
+    # Without a GPU, torchrun's processes train independently unless accelerate gets cpu=True.
     return device == "cpu" or (device is None and not torch.accelerator.is_available())

@@ -1,4 +1,4 @@
-"""Is training alive? Dead dimensions, empty rows, collapse: found early, said once, in words."""
+"""Warnings during training: dead dimensions, empty rows, collapse; one warning per cause."""
 
 import math
 import warnings
@@ -17,10 +17,10 @@ class HealthWarning(UserWarning):
 
 
 class Health:
-    """Counts on the device what the codes of each step do; `report` brings the counts home.
+    """Counts active entries of the codes on the device; `report` copies the counts to the CPU.
 
     `update` costs no synchronisation and no communication, so it may be called in every step;
-    `report` costs one of each, so call it now and then. All processes must call it together.
+    `report` costs one of each, so call it every few steps, on all processes together.
 
     Example:
         >>> health = Health()
@@ -40,11 +40,11 @@ class Health:
 
     @torch.no_grad()
     def update(self, loss: Tensor, z: Tensor) -> None:
-        """Take in one step: its loss and its codes, this process's rows of any one view."""
+        """Add one step: its loss and its codes, this process's rows of one view."""
         z = z.detach().float()
         if self._fired is None or len(self._fired) != z.shape[1]:
             self._start(z)
-        # Definitions are on unit rows; comparing to the length avoids making them.
+        # Defined on unit rows; comparing with the length avoids normalising.
         active = z.abs() > ACTIVE * z.norm(dim=1, keepdim=True)
         per_row = active.sum(dim=1)
         self._fired += active.sum(dim=0)
@@ -53,8 +53,8 @@ class Health:
         self._rows_a_step = len(z) * world_size()
 
     def report(self) -> dict[str, float]:
-        """Mean loss, active dims a row, share of dimensions alive, share of empty rows, since the
-        last report. Warns, once for each cause, if training is dying.
+        """Mean loss, active dims per row, share of dimensions alive, share of empty rows, since the
+        last report. Warns, once for each cause, if training goes wrong.
         """
         if self._fired is None:
             raise ValueError("nothing to report: call update(loss, z) in the training step first")
@@ -62,7 +62,7 @@ class Health:
         loss, active, empty = counts[:3]
         rows = self._rows * world_size()
         silent = {dim for dim, count in enumerate(counts[3:]) if count == 0}
-        found = {
+        figures = {
             "loss": loss / (self._steps * world_size()),
             "active": active / rows,
             "alive": 1 - len(silent) / len(self._fired),
@@ -70,29 +70,29 @@ class Health:
         }
         self._never_fired = self._never_fired & silent if self._rows_watched else silent
         self._rows_watched += rows
-        self._warn(found, len(self._fired))
+        self._warn(figures, len(self._fired))
         self._fired = None
-        return found
+        return figures
 
     def _start(self, z: Tensor) -> None:
         self._fired = torch.zeros(z.shape[1], device=z.device)
         self._sums = torch.zeros(3, device=z.device, dtype=torch.float64)
         self._steps = self._rows = 0
 
-    def _warn(self, found: dict[str, float], dims: int) -> None:
+    def _warn(self, figures: dict[str, float], dims: int) -> None:
         n = self._rows_a_step
-        at_chance = any(abs(found["loss"] - math.log(m)) < 1e-3 for m in (n, 2 * n - 1))
+        at_chance = any(abs(figures["loss"] - math.log(m)) < 1e-3 for m in (n, 2 * n - 1))
         self._steps_at_chance = self._steps_at_chance + self._steps if at_chance else 0
-        if not math.isfinite(found["loss"]):
+        if not math.isfinite(figures["loss"]):
             self._say(
                 "nan",
-                f"the loss is {found['loss']}: lower the learning rate, clip gradients "
+                f"the loss is {figures['loss']}: lower the learning rate, clip gradients "
                 f"(--clip-grad 1), or train in fp32",
             )
         if self._steps_at_chance >= 20:
             self._say(
                 "collapse",
-                f"the loss sits at chance, {found['loss']:.4f} for {n} rows: every row looks "
+                f"the loss stays at chance, {figures['loss']:.4f} for {n} rows: every row looks "
                 f"alike. Use batch_norm=True in the head, a lower rate or a longer warm-up",
             )
         if self._rows_watched >= 1000:
@@ -105,10 +105,10 @@ class Health:
                     f"dimensions",
                 )
             self._rows_watched = 0.0
-        if found["empty_rows"] > 0.05:
+        if figures["empty_rows"] > 0.05:
             self._say(
                 "empty",
-                f"{found['empty_rows']:.0%} of rows have no active dimension, so they match "
+                f"{figures['empty_rows']:.0%} of rows have no active dimension, so they match "
                 f"nothing: raise density or k, or widen the head",
             )
 

@@ -1,4 +1,4 @@
-"""Which rows of features are near each other: positives where nobody has named any."""
+"""Nearest rows of features: positives if none are given."""
 
 import torch
 from jaxtyping import Float, Int
@@ -17,8 +17,8 @@ def nearest(
     """Rows of each row's `count` nearest others by cosine, the nearest first.
 
     Exact up to `most_compared` rows. More are first split into clusters of about a tenth of that,
-    and a row's neighbours are looked for in its own cluster: a few at its edge are missed, and a
-    hundred thousand rows take seconds. A row alone in its cluster is its own neighbour.
+    and a row's neighbours are looked for in its own cluster: a few at its edge are missed, but a
+    hundred thousand rows take only seconds. A cluster of one row: the row is its own neighbour.
 
     Example:
         >>> nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1)[:, 0]
@@ -44,7 +44,7 @@ def nearest(
     for rows in order.split(torch.bincount(cluster, minlength=len(centres)).tolist()):
         if len(rows) > 1:
             near = rows[_nearest(normalize(h[rows], dim=1), min(count, len(rows) - 1))]
-            # In a small cluster the nearest come again.
+            # In a small cluster the nearest are repeated.
             result[rows] = near[:, torch.arange(count) % near.shape[1]]
     return result
 
@@ -59,7 +59,7 @@ def _nearest(unit: Tensor, count: int) -> Tensor:
 
 
 class Neighbours:
-    """All rows of the features, each with its nearest others."""
+    """The nearest others of every row of the features."""
 
     def __init__(self, h: Tensor, count: int):
         self.nearest = nearest(h, count)

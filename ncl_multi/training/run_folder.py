@@ -1,4 +1,4 @@
-"""The run folder: one config, one log, one checkpoint, and a way to stop without loss."""
+"""The run folder: one config, one log, one checkpoint; stopping without loss."""
 
 import dataclasses
 import json
@@ -37,19 +37,19 @@ class RunFolder:
         self.resumes = False
         if self.out is None:
             return
-        kept = self.out / "config.json"
-        mine = as_json(cfg) | {"data_fingerprint": fingerprint, "processes": world_size()}
+        config_path = self.out / "config.json"
+        settings = as_json(cfg) | {"data_fingerprint": fingerprint, "processes": world_size()}
         self.resumes = cfg.resume and self.checkpoint.exists()
         if self.resumes:
-            _check_same_run(kept, mine, cfg.free)
-        # All processes have looked before one of them writes.
+            _check_same_run(config_path, settings, cfg.free)
+        # All processes must have read before one of them writes.
         barrier()
         if main:
             if not self.resumes:
                 self._forget()
                 (self.out / "train.jsonl").unlink(missing_ok=True)
-            with atomic(kept) as unfinished:
-                unfinished.write_text(json.dumps(mine, indent=2))
+            with atomic(config_path) as unfinished:
+                unfinished.write_text(json.dumps(settings, indent=2))
 
     @property
     def name(self) -> str:
@@ -63,17 +63,17 @@ class RunFolder:
 
     def restore(self, parts: dict[str, Any], device: torch.device, steps: int) -> int:
         """Load the checkpoint, if there is one, and return the step to resume from."""
-        found = self.resumes
-        if all_reduce_sum(torch.tensor(float(found), device=device)) not in (0, world_size()):
+        resumes = self.resumes
+        if all_reduce_sum(torch.tensor(float(resumes), device=device)) not in (0, world_size()):
             raise ValueError(
                 f"only some processes find {self.checkpoint}; choose a folder they all share"
             )
-        if not found:
+        if not resumes:
             return 0
         state, step = self._read(parts)
         if step > steps:
             raise ValueError(
-                f"{self.checkpoint} has {step} steps and {steps} are asked for; ask for more. "
+                f"{self.checkpoint} has {step} steps, {steps} were requested; request more. "
                 f"{ADVICE}"
             )
         self._apply(parts, state)
@@ -130,7 +130,7 @@ class RunFolder:
                 torch.save(state | {"step": done}, unfinished)
 
     def _forget(self) -> None:
-        """Remove what is left of an earlier run."""
+        """Remove the checkpoint of an earlier run."""
         self.checkpoint.unlink(missing_ok=True)
 
     def log(self, row: Mapping[str, float | int], bar: "tqdm") -> None:
@@ -147,7 +147,7 @@ class RunFolder:
         )
 
     def where(self, now: int, batches: Batches) -> str:
-        """What a person needs who must find out why a step went wrong."""
+        """Where a step failed: its number, its rows and the last checkpoint."""
         return f"at step {now}, rows {batches.rows(now)}. {self._last()}"
 
     def stop_signals(self) -> AbstractContextManager[list[int]]:
@@ -171,7 +171,7 @@ class RunFolder:
 def open_run(
     cfg: TrainConfig, main: bool, fingerprint: str | None, kind: type[RunFolder] = RunFolder
 ) -> Iterator[RunFolder]:
-    """The folder of a run, kept from other runs as long as this one lasts."""
+    """The folder of a run, locked for other runs until this one ends."""
     lock = nullcontext() if cfg.out is None or not main else lock_folder(cfg.out)
     with lock:
         yield kind(cfg, main, fingerprint)
@@ -187,7 +187,7 @@ def stop_signals() -> Iterator[list[int]]:
         nonlocal first
         if not got:
             first = time.monotonic()
-        # Ctrl-C under torchrun comes twice at once: from the terminal and from torchrun.
+        # Ctrl-C under torchrun sends two signals at once: from the terminal and from torchrun.
         elif time.monotonic() - first > 1:
             raise KeyboardInterrupt
         got.append(number)
@@ -195,11 +195,11 @@ def stop_signals() -> Iterator[list[int]]:
     heard: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
         heard = ()  # Python gives signals only to the main thread.
-    before = {number: signal.signal(number, note) for number in heard}
+    old_handlers = {number: signal.signal(number, note) for number in heard}
     try:
         yield got
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -208,35 +208,35 @@ def as_json(cfg: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
 
 
-def _check_same_run(kept: Path, mine: dict[str, Any], free: tuple[str, ...]) -> None:
+def _check_same_run(config_path: Path, current: dict[str, Any], free: tuple[str, ...]) -> None:
     try:
-        theirs = read_json(kept)
+        stored = read_json(config_path)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{kept.parent} contains a run whose config cannot be read: {error}. {ADVICE}"
+            f"{config_path.parent} contains a run whose config cannot be read: {error}. {ADVICE}"
         ) from error
-    if not isinstance(theirs, dict) or "data_fingerprint" not in theirs:
+    if not isinstance(stored, dict) or "data_fingerprint" not in stored:
         raise ValueError(
-            f"{kept.parent} contains a run of version 0.1, which cannot be resumed; "
+            f"{config_path.parent} contains a run of version 0.1, which cannot be resumed; "
             f"ncl.load reads its model. {ADVICE}"
         )
-    mine, theirs = _with_rows_of_all(mine), _with_rows_of_all(theirs)
+    current, stored = _with_rows_of_all(current), _with_rows_of_all(stored)
     differ = {
-        name: f"{theirs.get(name)!r} there, {mine.get(name)!r} here"
-        for name in mine.keys() | theirs.keys()
-        if name not in free and theirs.get(name) != mine.get(name)
+        name: f"{stored.get(name)!r} there, {current.get(name)!r} here"
+        for name in current.keys() | stored.keys()
+        if name not in free and stored.get(name) != current.get(name)
     }
     other_data = differ.pop("data_fingerprint", None) is not None
     if other_data or differ:
         run = "a run on other data" if other_data else "another run"
         settings = f": {differ}" if differ else ""
-        if other_data and theirs.get("steps") != mine["steps"]:
+        if other_data and stored.get("steps") != current["steps"]:
             settings += " (a run with few steps may read only as many rows as it needs)"
-        raise ValueError(f"{kept.parent} contains {run}{settings}. {ADVICE}")
+        raise ValueError(f"{config_path.parent} contains {run}{settings}. {ADVICE}")
 
 
 def _with_rows_of_all(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with the batch of all processes: a run may resume on more or fewer of them."""
+    """Settings with the global batch size: a run may resume on another number of processes."""
     processes, rows = settings.get("processes", 1), settings.get("batch_size")
     together = rows * processes if isinstance(rows, int) else rows
     return {**settings, "processes": None, "batch_size": together}
@@ -246,7 +246,7 @@ def _shorten_log(path: Path, step: int) -> None:
     """Drop what was logged after the checkpoint: it will be logged again."""
     if path.exists():
         try:
-            # A kill can cut the last line short; it is after the checkpoint, too.
+            # A kill can cut the last line short; that line is after the checkpoint.
             lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
             rows = [line for line in lines if json.loads(line)["step"] <= step]
         except DAMAGE as error:

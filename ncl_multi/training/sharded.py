@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state split over processes, for models that do not fit a device.
 
-FSDP2: each process keeps its share of every weight, and gathers whole weights where they are used.
-Checkpoints are written by all processes, each its share, and read by any number of them.
+FSDP2: each process keeps its share of every weight, and gathers whole weights when they are used.
+All processes write their shares of a checkpoint, which any number of processes can read.
 """
 
 import copy
@@ -33,7 +33,7 @@ from ncl_multi.training.run_folder import ADVICE, RunFolder
 
 Objective = TypeVar("Objective", bound=nn.Module)
 
-# Layers of fewer weights are gathered together with what is around them.
+# Layers with fewer weights are gathered together with the surrounding ones.
 _LEAST_WEIGHTS = 1_000_000
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -43,17 +43,17 @@ def shard(
 ) -> Objective:
     """A copy whose weights are split over all processes, on their devices.
 
-    It starts with the weights of the first process. Layers of a tower, as lists and sequences have
-    them, are gathered one at a time; everything else for a whole step. With one process there is
-    nothing to split.
+    It starts with the weights of the first process. Layers in a `ModuleList` or
+    `Sequential` are gathered one at a time; everything else for a whole step. With one process
+    there is nothing to split.
     """
     objective = copy.deepcopy(objective)
     if world_size() == 1:
         return objective.to(device)
     for value in (*objective.parameters(), *objective.buffers()):
-        here = value.detach().to(device)
-        dist.broadcast(here, 0)
-        value.detach().copy_(here)
+        local = value.detach().to(device)
+        dist.broadcast(local, 0)
+        value.detach().copy_(local)
     mesh = init_device_mesh(device.type, (world_size(),))
     for layer in _layers(objective, least_weights):
         fully_shard(layer, mesh=mesh)
@@ -80,7 +80,7 @@ class ShardedRunFolder(RunFolder):
     def _read(self, parts: dict[str, Any]) -> tuple[dict[str, Any], int]:
         state, reader = _tensors(parts), _Reader(self.checkpoint)
         try:
-            # Read once before all others: what it raises here is not wrapped into something else.
+            # Read the metadata first: here its errors are not wrapped by torch.
             reader.read_metadata()
             with _one_process_is_meant():
                 dcp.load(state, storage_reader=reader)
@@ -104,8 +104,8 @@ class ShardedRunFolder(RunFolder):
         )
 
     def _broken(self, weights: Mapping[str, Tensor]) -> list[str]:
-        here = [x.to_local() if isinstance(x, DTensor) else x for x in weights.values()]
-        flags = torch.stack([(~x.isfinite()).any().float() for x in here])
+        local = [x.to_local() if isinstance(x, DTensor) else x for x in weights.values()]
+        flags = torch.stack([(~x.isfinite()).any().float() for x in local])
         return [name for name, n in zip(weights, all_reduce_sum(flags), strict=True) if n]
 
     def _write(self, parts: dict[str, Any], done: int) -> None:
@@ -126,9 +126,9 @@ class ShardedRunFolder(RunFolder):
         return self.out / "checkpoints"
 
     def _whole_checkpoints(self) -> list[Path]:
-        """Those that were written to the end, by step: the metadata comes last."""
-        found = [p for p in self._folder.glob("*/.metadata") if p.parent.name.isdecimal()]
-        return sorted((p.parent for p in found), key=lambda folder: int(folder.name))
+        """Complete checkpoints, by step: the metadata is written last."""
+        metadata_files = [p for p in self._folder.glob("*/.metadata") if p.parent.name.isdecimal()]
+        return sorted((p.parent for p in metadata_files), key=lambda folder: int(folder.name))
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def _one_process_is_meant() -> Iterator[None]:
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads tensors only. Torch's own would run any code that the metadata names."""
+    """Reads tensors only. Torch's reader would run any code that the metadata names."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -174,9 +174,9 @@ class _MetadataUnpickler(_Python):
     dispatch[pickle.BUILD[0]] = load_build
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if module in _KNOWN else None
-        if name in _KNOWN.get(module, ()) or (module == "torch" and isinstance(found, torch.dtype)):
-            return found
+        value = super().find_class(module, name) if module in _KNOWN else None
+        if name in _KNOWN.get(module, ()) or (module == "torch" and isinstance(value, torch.dtype)):
+            return value
         raise ValueError(f"its metadata names {module}.{name}")
 
 
@@ -204,12 +204,12 @@ def _tensors(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(parts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights, and all of the optimizer, by the names of the weights."""
+    """Weights, and the whole optimizer state, by the names of the weights."""
     return get_state_dict(parts["model"], parts["optimizer"], options=_FLAT)
 
 
 def _layers(model: nn.Module, least_weights: int) -> list[nn.Module]:
-    """Layers to gather one at a time, inner ones first; not those that share a weight."""
+    """Layers to gather one at a time, inner ones first, without those that share a weight."""
     owners = Counter(weight for _, weight in model.named_parameters(remove_duplicate=False))
     parents = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
     layers = dict.fromkeys(layer for parent in parents for layer in parent)

@@ -1,4 +1,4 @@
-"""Lightning: the same, in a LightningModule; `distributed` makes negatives of all devices' rows."""
+"""Lightning: the same in a LightningModule; with `distributed`, all devices' rows are negatives."""
 
 import lightning
 import torch

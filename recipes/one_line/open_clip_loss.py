@@ -1,7 +1,7 @@
 """open_clip: a loss with its contract, for its own trainer or yours.
 
 The model returns unit features; ReLU of a unit row points where ReLU of the raw row does, and
-`info_nce` normalises again, so the line can stand in the loss.
+`info_nce` normalises again, so the line can be in the loss.
 """
 
 import open_clip

@@ -16,7 +16,7 @@ optimizer = torch.optim.Adam(nn.ModuleList([encoder, head]).parameters(), lr=1e-
 
 
 def view():
-    """The graph with some edges and some features gone."""
+    """The graph with a share of edges and features dropped."""
     edges, _ = dropout_edge(graph.edge_index, p=0.2)
     x, _ = mask_feature(graph.x, p=0.3)
     return head(encoder(x, edges))

@@ -13,7 +13,7 @@ from ncl_multi.codes.engines import qdrant_points, qdrant_vector
 
 
 def dense_collection(client: QdrantClient, x: np.ndarray) -> None:
-    """What you already have: a collection of embeddings."""
+    """The collection of embeddings that you already have."""
     size = models.VectorParams(size=x.shape[1], distance=models.Distance.COSINE)
     client.create_collection("dense", vectors_config=size)
     points = [models.PointStruct(id=row, vector=x[row].tolist()) for row in range(len(x))]

@@ -1,4 +1,4 @@
-"""Topics of a corpus, several for each document: names, a page, and what goes with a label.
+"""Topics of a corpus, several for each document: names, a page, and findings about a label.
 
 Usage:
     python recipes/one_line/topics_of_a_corpus.py
@@ -26,8 +26,8 @@ def main() -> None:
     topics = coder.transform(x[:3])
     names = coder.get_feature_names_out()
     for row in range(3):
-        own = topics[[row]]
-        parts = sorted(zip(own.data, names[own.indices], strict=True), reverse=True)
+        topic_row = topics[[row]]
+        parts = sorted(zip(topic_row.data, names[topic_row.indices], strict=True), reverse=True)
         print(items[row], [f"{name} {weight:.2f}" for weight, name in parts])
     for finding in coder.findings(x, items)[:3]:
         print(f"{finding.name}: {finding.effect:+.0%} {finding.value}, p = {finding.p_value:.1g}")

@@ -394,10 +394,10 @@ def test_examples_are_read_from_csv_and_jsonl_and_described(tmp_path, capsys):
     [
         ("a.csv", "anchor,positive\nx,y\nz\n", "line 3 has 1 cells"),
         ("a.csv", "anchor,positive\n", "has no rows"),
-        ("a.jsonl", '{"n": 1}', "no column holds text"),
+        ("a.jsonl", '{"n": 1}', "no column contains text"),
         ("a.jsonl", '{"x": "a"}\n{"x"', "line 2 of .* is not JSON"),
         ("a.jsonl", "\x00\udcff", "not a text file"),
-        ("a.csv", "id,x,y\n1,a b,c d\n", "columns x, y hold text; choose with --columns"),
+        ("a.csv", "id,x,y\n1,a b,c d\n", "columns x, y contain text; choose with --columns"),
         ("a.doc", "x", "must end in .csv, .tsv, .jsonl"),
     ],
 )

@@ -191,7 +191,7 @@ def test_pictures_are_encoded_and_damaged_ones_refused(tmp_path):
     want = ncl.load(tmp_path / "model").encode([tmp_path / "in" / "b.png"], dense=True)
     torch.testing.assert_close(torch.from_numpy(codes.z.toarray())[:1], want)
     (tmp_path / "texts.txt").write_text("a dog\n")
-    with pytest.raises(ValueError, match="holds text, which this model of kind vision"):
+    with pytest.raises(ValueError, match="has text, which this model of kind vision"):
         encode_files(tmp_path / "model", tmp_path / "texts.txt", tmp_path / "other")
 
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_an_input_is_refused(model, tmp_path):
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
     assert "not a whole parquet file" in message(tmp_path / "cut.parquet")
     path = write(tmp_path / "texts.parquet")
-    assert "no column 'body' that holds text" in message(path, column="body")
+    assert "no column 'body' with text" in message(path, column="body")
     assert "no column 'key' for --id-column" in message(path, id_column="key")
     assert "at least 1; got 0" in message(path, shard_rows=0)
     assert not (tmp_path / "out").exists()

@@ -232,7 +232,7 @@ def test_limits_are_checked_and_nothing_is_written(tmp_path):
     for name in ("_hidden", "a" * 256):
         with pytest.raises(ValueError, match="starts with a letter or digit and has at most 255"):
             export.write_bulk(tmp_path / "items", [5], wide, index=name)
-    with pytest.raises(ValueError, match="a server takes 100 a call"):
+    with pytest.raises(ValueError, match="at most 100 fit a call"):
         export.write_bulk(tmp_path / "items", [5], wide, most_bytes=100)
     with pytest.raises(ValueError, match="too small for these engines"):
         export.write_bulk(tmp_path / "items", [5], np.array([[1.0, 1e-40]]))

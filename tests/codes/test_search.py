@@ -204,7 +204,7 @@ def test_bad_additions_are_refused_whole(ids, z, message, settled):
 
 def test_bad_queries_are_refused():
     index = index_of(csr_array(np.eye(3)))
-    with pytest.raises(ValueError, match=r"zeros matches nothing; got it in rows \[1\]"):
+    with pytest.raises(ValueError, match=r"zeros matches nothing; got zeros in rows \[1\]"):
         index.search(np.array([[1.0, 0, 0], [0, 0, 0]]))
     with pytest.raises(ValueError, match="3 dimensions; got 4"):
         index.search(np.ones(4))

@@ -112,9 +112,9 @@ def test_bad_input_is_refused(unchecked):
         shorten(head, 41, torch.rand(5, 40))
     with pytest.raises(ValueError, match="this model, 40 wide; got 30"):
         shorten(head, 10, torch.rand(5, 30))
-    with pytest.raises(ValueError, match="no codes that show"):
+    with pytest.raises(ValueError, match="at least one code each"):
         shorten(head, 10, torch.rand(0, 40))
-    with pytest.raises(ValueError, match="no codes that show"):
+    with pytest.raises(ValueError, match="at least one code each"):
         shorten(head, 10, [])
     with pytest.raises(ValueError, match="Linear has none"):
         shorten(nn.Linear(3, 3), 2, torch.rand(5, 3))

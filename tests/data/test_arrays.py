@@ -42,7 +42,7 @@ def test_an_archive_with_several_arrays_asks_which(tmp_path):
     np.savez(tmp_path / "one.npz", X)
     assert np.array_equal(read_embeddings(tmp_path / "one.npz"), X.astype(np.float32))
     np.savez(tmp_path / "two.npz", a=X, b=2 * X)
-    with pytest.raises(ValueError, match=r"has 2 arrays \(a, b\): say which"):
+    with pytest.raises(ValueError, match=r"has 2 arrays \(a, b\): choose one with name="):
         read_embeddings(tmp_path / "two.npz")
     assert np.array_equal(read_embeddings(tmp_path / "two.npz", name="b"), np.float32(2 * X))
     with pytest.raises(ValueError, match="has no array 'c'"):
@@ -64,7 +64,7 @@ def test_parquet_is_read_from_a_column_of_lists_or_numbered_columns(tmp_path):
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4)
     assert np.array_equal(read_embeddings(written(**lists, z=fixed)), expected)
     both = written(a=X.tolist(), b=(2 * X).tolist())
-    with pytest.raises(ValueError, match=r"has 2 columns \(a, b\): say which"):
+    with pytest.raises(ValueError, match=r"has 2 columns \(a, b\): choose one with name="):
         read_embeddings(both)
     assert np.array_equal(read_embeddings(both, name="b"), np.float32(2 * X))
     # In the order of the numbers, not of the file.

@@ -314,9 +314,7 @@ def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(tmp_path, c
     assert len(train.y) == 17
     for path in tmp_path.rglob("*.png"):
         path.write_bytes(b"words")
-    with pytest.raises(
-        ValueError, match=r"not one of the 18 pictures of .* can be read: .*, \.\.\."
-    ):
+    with pytest.raises(ValueError, match=r"none of the 18 pictures of .* can be read: .*, \.\.\."):
         data.images(str(tmp_path))
 
 

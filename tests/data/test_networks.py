@@ -68,7 +68,7 @@ def test_double_edges_are_merged_with_a_notice(tmp_path, capsys):
     ("lines", "complaint"),
     [
         ([""], "has no edges"),
-        (["source,target"], "a line of names but no edges"),
+        (["source,target"], "a header line but no edges"),
         (["a,b", "c,d"], "is the first line of .* an edge"),
         (["a", "b"], "must have two columns"),
         (["a,b,c,d", "e,f,g,h"], "must have two columns"),

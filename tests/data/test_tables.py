@@ -141,14 +141,14 @@ def test_what_is_not_text_is_never_taken_for_it(tmp_path, kind):
     assert read_table(write(tmp_path, "a.csv", f"a;b\n{rows}")).columns == ("b",)
     lonely = "".join(f"{cell};1\n" for cell in NOT_TEXT[kind])
     path = write(tmp_path, "a.csv", f"a;b\n{lonely}")
-    with pytest.raises(ValueError, match="no column holds text; choose with --columns") as refused:
+    with pytest.raises(ValueError, match="no column contains text; choose with") as refused:
         read_table(path)
     assert f"  a: {NOT_TEXT[kind][0]!r} ({kind})\n  b: '1' (numbers)" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["text", "review", "anchor"])
 def test_a_known_name_does_not_make_text_of_numbers(tmp_path, name):
-    with pytest.raises(ValueError, match="no column holds text"):
+    with pytest.raises(ValueError, match="no column contains text"):
         read_table(write(tmp_path, "a.csv", f"{name},n\n1,2\n3,4\n"))
 
 
@@ -160,25 +160,25 @@ def test_a_known_name_over_categories_does_not_win_over_a_column_of_text(tmp_pat
         if name == "title":
             assert read_table(table).columns == ("x",)
             continue
-        with pytest.raises(ValueError, match="review holds categories, and there is text in x"):
+        with pytest.raises(ValueError, match="review contains categories, and there is text in x"):
             read_table(table)
     words = "".join(f"{word},the words of row {n}\n" for n, word in enumerate(("mug", "lamp") * 3))
-    with pytest.raises(ValueError, match="text holds single words, and there is text in x"):
+    with pytest.raises(ValueError, match="text contains single words, and there is text in x"):
         read_table(write(tmp_path, "a.csv", f"text,x\n{words}"))
     lonely = write(tmp_path, "a.csv", "title,n\n" + "in progress,1\nnot started,2\n" * 3)
-    with pytest.raises(ValueError, match="no column holds text"):
+    with pytest.raises(ValueError, match="no column contains text"):
         read_table(lonely)
 
 
 def test_pairs_of_which_one_is_an_id_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="query, document do not all hold text"):
+    with pytest.raises(ValueError, match="query, document do not all contain text"):
         read_table(write(tmp_path, "a.csv", "query,document\nwhat is tea,D001\nwho are you,D002\n"))
 
 
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        ("plot,notes", "columns plot, notes hold text"),
+        ("plot,notes", "columns plot, notes contain text"),
         ("text,review", "text and review could be meant"),
         ("text,Text", "both 'text' and 'Text'"),
     ],
@@ -241,11 +241,11 @@ def test_missing_values_of_json_and_parquet_are_left_out(tmp_path):
     assert table.rows == [("one two",)]
     assert table.unused == ("n", "z")
     assert "left out 1: text is missing (row 2)" in table.describe()
-    with pytest.raises(ValueError, match=r"'n' of .* holds int64, not text"):
+    with pytest.raises(ValueError, match=r"'n' of .* contains int64, not text"):
         read_table(tmp_path / "a.parquet", columns=["n"])
     for name in ("n", "z"):
         parquet.write_table(pa.table({name: columns[name]}), tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match="no column holds text"):
+        with pytest.raises(ValueError, match="no column contains text"):
             read_table(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="not a whole parquet file"):
         read_table(write(tmp_path, "b.parquet", b"PAR1 cut short"))
@@ -296,7 +296,7 @@ def test_a_table_of_the_hub_is_read_like_a_file(tmp_path):
         ("a.jsonl", '{"text": "a", "text": "b"}', "a name occurs twice"),
         ("a.jsonl", '{"text": "\\ud83d"}', "half a character"),
         ("a.jsonl", "[" * 100_000, "line 1 of .* is not JSON"),
-        ("a.jsonl", '{"text": 1}\n{"text": 2}', "no column holds text"),
+        ("a.jsonl", '{"text": 1}\n{"text": 2}', "no column contains text"),
         ("a.txt", "\n \n", "has no rows"),
         ("a.doc", "x", "files must end in .csv, .tsv, .jsonl"),
     ],
@@ -442,7 +442,7 @@ def test_two_columns_of_text_without_known_names_are_always_refused(tmp_path, se
     names, rows = table_of(r, texts)
     kind, content = r.choice([("csv", as_csv), ("jsonl", as_json_lines)])
     path = write(tmp_path, f"a.{kind}", content(r, names, rows))
-    with pytest.raises(ValueError, match=r"hold text; choose with --columns"):
+    with pytest.raises(ValueError, match=r"contain text; choose with --columns"):
         read_table(path)
     assert read_table(path, columns=texts).rows == wanted(names, rows, texts)
 

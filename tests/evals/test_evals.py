@@ -172,7 +172,7 @@ def test_retrieve_by_label_by_row_and_by_judgement(files, run, tmp_path):
     (row,) = run("retrieve", files[1], files[0], "--judgements", judged)
     assert row["kept"]["all"]["queries"] == 2
     judged.write_text("0\t99\t2\n")
-    with pytest.raises(ValueError, match="names rows beyond"):
+    with pytest.raises(ValueError, match="names rows outside of"):
         run("retrieve", files[1], files[0], "--judgements", judged)
 
 
@@ -255,16 +255,16 @@ def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_ref
         calls.append(1)
         return {"probe": np.array([0.0, 1.0, 0.25, -1.0]), "sparsity": 0.9}
 
-    first, again = (parts.kept("contrastive none 0", part) for _ in range(2))
+    first, again = (parts.cached("contrastive none 0", part) for _ in range(2))
     assert first["probe"].tolist() == again["probe"].tolist()
     assert again["sparsity"] == 0.9
     assert len(calls) == 1
     other = claims["Parts"](claims["Config"](preset="small", out=tmp_path))
     with pytest.raises(ValueError, match="measured with different preset"):
-        other.kept("contrastive none 0", part)
+        other.cached("contrastive none 0", part)
     vars(parts)["settings"] = parts.settings | {"versions": {"ncl_multi": "0.0.1"}}
     with pytest.raises(ValueError, match=r"measured with different versions.*choose another --out"):
-        parts.kept("contrastive none 0", part)
+        parts.cached("contrastive none 0", part)
 
 
 def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, capsys):

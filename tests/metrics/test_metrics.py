@@ -72,7 +72,7 @@ def test_readability_is_its_definition(codes, form):
         assert getattr(metrics, name)(form(z)) == pytest.approx(expected[name], rel=1e-6)
     for name in ("class_consistency", "class_entropy"):
         assert getattr(metrics, name)(form(z), y) == pytest.approx(expected[name], rel=1e-9)
-    short = metrics.readability(form(z), y)
+    short = metrics.activity_figures(form(z), y)
     assert short == pytest.approx({name: expected[name] for name in short}, rel=1e-6)
 
 

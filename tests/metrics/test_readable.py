@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ncl_multi import Features, metrics
 from ncl_multi.metrics.codes import strongest_rows, unit_rows
-from ncl_multi.metrics.dimensions import NotMeasurableError, _strongest, _with_intruders
+from ncl_multi.metrics.readability import NotMeasurableError, _strongest, _with_intruders
 
 FORMS = [lambda z: z, lambda z: csr_array(z.numpy())]
 

@@ -204,7 +204,7 @@ def test_more_steps_extend_a_finished_run_and_fewer_are_refused(tmp_path):
     run(tmp_path, steps=9, log_every=3)
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 6, 9]
-    with pytest.raises(ValueError, match="has 9 steps and 4 are asked for"):
+    with pytest.raises(ValueError, match="has 9 steps, 4 were requested"):
         run(tmp_path, steps=4)
 
 

@@ -47,7 +47,7 @@ def test_collapse_is_said_once(chance):
     assert health.report()["loss"] == pytest.approx(chance)  # Too early to tell.
     for _ in range(10):
         health.update(torch.tensor(chance), torch.ones(32, 4))
-    with pytest.warns(HealthWarning, match="sits at chance, .* for 32 rows.*batch_norm=True"):
+    with pytest.warns(HealthWarning, match="stays at chance, .* for 32 rows.*batch_norm=True"):
         health.report()
     for _ in range(30):
         health.update(torch.tensor(chance), torch.ones(32, 4))

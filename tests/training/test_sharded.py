@@ -168,5 +168,5 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 def test_what_does_not_go_together_is_refused():
     for options in ({"ema": 0.9}, {"compile": True}, {"precision": "fp16"}):
-        with pytest.raises(ValueError, match="shard does not go with ema, compile"):
+        with pytest.raises(ValueError, match="shard does not work with ema, compile"):
             TrainConfig(shard=True, **options)

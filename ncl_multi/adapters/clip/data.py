@@ -28,9 +28,9 @@ Read = tuple[str, list[Source], list[str], list[list[str]]]
 
 
 def read_pairs(data: str) -> dict[str, Pairs]:
-    """Splits of a data set by name: `train`, and those to judge by, each with its name.
+    """Splits of a data set by name: `train`, and the test splits.
 
-    - `emoji`: `unseen` is a fifth of the emoji, `style` one vendor's whole style;
+    - `emoji`: `unseen` is a fifth of the emoji, `style` all emoji of one vendor;
     - `flickr8k`: `dev`; read from the folder NCL_DATA names;
     - `hf:<name>`: the hub's validation or test split as `test`, or every tenth image;
     - a folder with `captions.csv` (`image,caption`, one line per caption) and the images next to
@@ -64,26 +64,26 @@ def _emoji() -> dict[str, Pairs]:
     from ncl_multi import data
     from ncl_multi.data.emojis import VENDORS
 
-    known = data.emoji()
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
-    unseen, seen = order[: len(known) // 5].sort().values, order[len(known) // 5 :].sort().values
+    emoji = data.emoji()
+    order = torch.randperm(len(emoji), generator=torch.Generator().manual_seed(0))
+    unseen, seen = order[: len(emoji) // 5].sort().values, order[len(emoji) // 5 :].sort().values
     drawn = [vendor for vendor in VENDORS if vendor != _HELD_OUT_VENDOR]
 
     def split(name: str, vendors: Sequence[str], rows: Tensor) -> Pairs:
         cells = [(vendor, row) for vendor in vendors for row in rows.tolist()]
         number = torch.tensor([row for _, row in cells])
         captions = [
-            [known.labels[row], f"{known.labels[row]}, {', '.join(known.tags[row])}"]
-            if known.tags[row] and name == "train"
-            else [known.labels[row]]
+            [emoji.labels[row], f"{emoji.labels[row]}, {', '.join(emoji.tags[row])}"]
+            if emoji.tags[row] and name == "train"
+            else [emoji.labels[row]]
             for _, row in cells
         ]
         return pairs_of(
             "emoji", name,
-            [known.png[vendor][row] for vendor, row in cells],
-            [f"{known.labels[row]} ({vendor})" for vendor, row in cells],
+            [emoji.png[vendor][row] for vendor, row in cells],
+            [f"{emoji.labels[row]} ({vendor})" for vendor, row in cells],
             captions,
-            groups=number, y=known.subgroup[number], classes=known.subgroups,
+            groups=number, y=emoji.subgroup[number], classes=emoji.subgroups,
         )  # fmt: skip
 
     return {
@@ -98,8 +98,8 @@ def _flickr8k() -> dict[str, Pairs]:
 
     sets = {split: data.flickr8k(split) for split in ("train", "dev")}
     return {
-        split: pairs_of("flickr8k", split, found.jpeg, found.names, found.captions)
-        for split, found in sets.items()
+        split: pairs_of("flickr8k", split, photos.jpeg, photos.names, photos.captions)
+        for split, photos in sets.items()
     }
 
 
@@ -110,7 +110,7 @@ def _every_tenth(
     test = [row for row in range(len(images)) if row % 10 == 9]
     if not test:
         raise ValueError(
-            f"{name} has {len(images)} images; at least 10 are needed to keep a tenth back"
+            f"{name} has {len(images)} images; at least 10 are needed to hold out a tenth"
         )
     train = [row for row in range(len(images)) if row % 10 != 9]
     return {"train": everything.keep(train), "test": replace(everything.keep(test), split="test")}
@@ -133,10 +133,10 @@ def _hub(data: str) -> dict[str, Pairs]:
                 f"{data} must have an image column and one called {', '.join(_COLUMNS[:-1])} or "
                 f"{_COLUMNS[-1]}; got {', '.join(features)}"
             )
-        # Cells stay encoded: a damaged one must not end the reading of the table.
+        # Cells stay encoded, so that a damaged one does not stop the reading of the table.
         table = tables[name].cast_column(images[0], Pictures(decode=False))
-        found = table[texts[0]][:]
-        captions = [[cell] if isinstance(cell, str) else list(cell) for cell in found]
+        caption_cells = table[texts[0]][:]
+        captions = [[cell] if isinstance(cell, str) else list(cell) for cell in caption_cells]
         names = [f"{name} row {row}" for row in range(len(table))]
         _check_captions(data, zip(names, captions, strict=True))
         cells: list[Source] = [HubCell(table, images[0], row) for row in range(len(table))]
@@ -163,19 +163,19 @@ def _captions_file(data: str, path: Path) -> Read:
     if outside:
         raise ValueError(
             f"{path} names {len(outside)} images outside its folder: "
-            f"{_some([f'{name} (line {lines[name]})' for name in outside])}. Move them into it"
+            f"{_few_names([f'{name} (line {lines[name]})' for name in outside])}. Move them into it"
         )
-    found = {
+    paths = {
         name: next((root / name for root in roots if (root / name).is_file()), None)
         for name in captions
     }
-    missing = [f"{name} (line {lines[name]})" for name, where in found.items() if where is None]
+    missing = [f"{name} (line {lines[name]})" for name, where in paths.items() if where is None]
     if missing:
         raise ValueError(
             f"{path} names {len(missing)} images that are neither next to it nor in images/: "
-            f"{_some(missing)}"
+            f"{_few_names(missing)}"
         )
-    return data, [where for where in found.values() if where], list(captions), [*captions.values()]
+    return data, [where for where in paths.values() if where], list(captions), [*captions.values()]
 
 
 def _tars(data: str, tars: Sequence[Path]) -> Read:
@@ -195,8 +195,8 @@ def _tars(data: str, tars: Sequence[Path]) -> Read:
                         images[key] = TarMember(path, member.offset_data, member.size)
                     elif kind in ("txt", "json"):
                         check_plain(path, member, _MOST_CAPTION)
-                        said = tar.extractfile(member).read().decode()  # type: ignore[union-attr]
-                        captions[key] = [_caption(said, kind, key)]
+                        text = tar.extractfile(member).read().decode()  # type: ignore[union-attr]
+                        captions[key] = [_caption(text, kind, key)]
         except tarfile.ReadError as error:
             raise ValueError(
                 f"{path} is not a plain tar file, or was cut short: {error}. Compressed tars "
@@ -206,30 +206,32 @@ def _tars(data: str, tars: Sequence[Path]) -> Read:
     if odd:
         raise ValueError(
             f"{data}: {len(odd)} entries have an image without a caption (.txt, or .json with "
-            f'"caption") or the other way round: {_some(odd)}'
+            f'"caption") or the other way round: {_few_names(odd)}'
         )
     _check_captions(data, captions.items())
     return data, list(images.values()), list(images), [captions[key] for key in images]
 
 
-def _caption(said: str, kind: str, key: str) -> str:
+def _caption(text: str, kind: str, key: str) -> str:
     if kind == "txt":
-        return said.strip()
+        return text.strip()
     try:
-        return str(parse_json(said, f"{key}.json")["caption"]).strip()
+        return str(parse_json(text, f"{key}.json")["caption"]).strip()
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f'{key}.json must be an object with "caption"; got {said[:80]!r}'
+            f'{key}.json must be an object with "caption"; got {text[:80]!r}'
         ) from error
 
 
 def _check_captions(data: str, captions: Iterable[tuple[str, Sequence[str]]]) -> None:
-    empty = [name for name, own in captions if not own or not all(said.strip() for said in own)]
+    empty = [
+        name for name, texts in captions if not texts or not all(text.strip() for text in texts)
+    ]
     if empty:
         raise ValueError(
-            f"{data} has {len(empty)} empty captions: {_some(empty)}. Fill or drop them"
+            f"{data} has {len(empty)} empty captions: {_few_names(empty)}. Fill or drop them"
         )
 
 
-def _some(names: Sequence[str]) -> str:
+def _few_names(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

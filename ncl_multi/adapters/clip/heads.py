@@ -13,7 +13,7 @@ from ncl_multi.losses import InfoNCE, imitation_and_contrast, info_nce, normaliz
 
 Scalar = Float[Tensor, ""]
 _SQUARED_LENGTH = 16.0
-"""Of rows in the spectral part of the loss. From 5 to 40 it hardly matters."""
+"""Of rows in the spectral part of the loss. Values from 5 to 40 give about the same results."""
 
 
 class ClipHeads(nn.Module):
@@ -29,14 +29,14 @@ class ClipHeads(nn.Module):
         hidden_dim: Width of a hidden layer in each head; None for linear heads.
         activation: See `NonNegHead`; `none` is the signed twin.
         density: See `NonNegHead`.
-        k: Keep the k largest entries of a row, once trained; in training codes come out whole, and
-            `loss` makes them good at both.
+        k: Keep the k largest entries of a row, once trained; in training codes are not cut, and
+            `loss` trains both whole and cut codes.
         spectral: Weight of the spectral loss that is added to InfoNCE; see `loss`. It makes
             dimensions purer and more alike over seeds, where InfoNCE makes them retrieve.
         contrast: Weight of InfoNCE and of the imitation of whole codes by cut ones; 0 trains with
             the spectral loss only.
         dropout: Share of the towers' features that is dropped in training. With few pairs, sparse
-            heads learn them by heart without it.
+            heads overfit without it.
         temperature: Where the learnt temperature starts.
         min_temperature: Its floor, one over the cap of CLIP's logit scale.
     """
@@ -71,7 +71,7 @@ class ClipHeads(nn.Module):
             raise ValueError(f"dropout must lie in [0, 1); got {dropout}")
         if min(spectral, contrast) < 0 or spectral == contrast == 0:
             raise ValueError(
-                f"spectral and contrast must be at least 0, one of them more; got {spectral} and "
+                f"spectral and contrast must be at least 0, and not both 0; got {spectral} and "
                 f"{contrast}"
             )
         options: dict[str, Any] = {
@@ -111,9 +111,9 @@ class ClipHeads(nn.Module):
 
     @torch.no_grad()
     def centre(self, h_image: Float[Tensor, "n i"], h_text: Float[Tensor, "m t"]) -> None:
-        """Take the mean of these features off all that follow.
+        """Subtract the mean of these features from all later ones.
 
-        Of features with a large mean, dropout would mostly drop what they have in common.
+        Dropout of features with a large mean would mostly drop the mean.
         """
         self.image_mean.copy_(_unit(h_image).mean(dim=0))
         self.text_mean.copy_(_unit(h_text).mean(dim=0))
@@ -133,8 +133,8 @@ class ClipHeads(nn.Module):
         of both sides in one space.
         """
         image, caption = links.T.to(h_image.device)
-        said = (_unit(h_text) - self.text_mean)[caption]
-        total = said.new_zeros(len(h_image), said.shape[1]).index_add_(0, image, said)
+        paired = (_unit(h_text) - self.text_mean)[caption]
+        total = paired.new_zeros(len(h_image), paired.shape[1]).index_add_(0, image, paired)
         sides = F.normalize(_unit(h_image) - self.image_mean, dim=1), F.normalize(total, dim=1)
         if self.text is None:
             self.image.start_on(torch.cat(sides), "clusters")
@@ -164,7 +164,7 @@ class ClipHeads(nn.Module):
             return self.spectral and self.spectral * spectral_of_cosines(za, zb, _SQUARED_LENGTH)
 
         whole, contrast = (z_image, z_text), self.contrast_weight
-        # At a weight of zero, too: DDP does not forgive a temperature that is not used.
+        # Also at a weight of zero: DDP fails on an unused temperature.
         contrasted = info_nce(*whole, temperature=temperature, groups=groups, distributed=True)
         loss = contrast * contrasted + spectral_part(*whole)
         if self.k is None:
@@ -178,7 +178,7 @@ class ClipHeads(nn.Module):
             )
             return contrast * (imitated + contrasted) + spectral_part(za, zb)
 
-        # Wide codes take the most room, so they are cut again in the backward, not kept.
+        # Wide codes take most of the memory: they are cut again in the backward pass, not stored.
         return loss + checkpoint(of_cut, *whole, use_reentrant=False, preserve_rng_state=False)
 
     def _serve(self, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is trained on: features of frozen towers, computed once and kept on disk, or pixels.
+"""Training inputs: features of frozen towers, computed once and cached on disk, or pixels.
 
 With frozen towers the heads train in seconds.
 """
@@ -50,7 +50,7 @@ class TowerFeatures:
         caption, groups = self.pairs.draw(rows.cpu())
         view = torch.randint(len(self.image), (len(rows),))
         drawn = self.image[view, rows.cpu()], self.text[caption], groups
-        image, text, groups = (part.to(rows.device) for part in drawn)
+        image, text, groups = (tensor.to(rows.device) for tensor in drawn)
         return image, text, groups
 
 
@@ -58,7 +58,7 @@ class TowerFeatures:
 class PixelPairs:
     """Pixels and tokens, to train the towers too.
 
-    An image that does not decode is named, and the next one takes its place: a batch stays whole.
+    An image that does not decode is logged and replaced by the next one, so batches stay full.
     """
 
     pairs: Pairs
@@ -73,7 +73,7 @@ class PixelPairs:
                 return self.towers.pixels(self.pairs.open(other)), other
             except DamagedImageError as error:
                 log.warning("left out, does not decode: %s", error)
-        raise ValueError(f"not one of the {len(self)} images of {self.pairs.name} decodes")
+        raise ValueError(f"none of the {len(self)} images of {self.pairs.name} decodes")
 
     def draw(
         self, batch: Sequence[Tensor]
@@ -94,10 +94,10 @@ def tower_features(
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
 ) -> TowerFeatures:
-    """Features of a data set, from the cache where it has them.
+    """Features of a data set, read from the cache if they are there.
 
-    View 0 is the image as it is; others are crops of at least half of it, every second mirrored,
-    always the same for the same image. An image that does not decode is left out and named.
+    View 0 is the whole image; others are crops of at least half of it, every second mirrored,
+    always the same for the same image. Images that do not decode are left out and logged.
     """
     if views < 1:
         raise ValueError(f"views must be at least 1; got {views}")
@@ -122,24 +122,24 @@ def tower_features(
 
     def of_images(view: int) -> Compute:
         def compute(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
-            kept: list[int] = []
+            decoded: list[int] = []
             parts = []
-            # Pillow decodes and scales without holding the interpreter: threads are enough. On a
-            # CPU the tower has all cores, and other threads would only be in its way.
+            # Pillow releases the interpreter lock while it decodes and scales: threads are enough.
+            # On a CPU the tower uses all cores, and more threads would slow it down.
             with ThreadPoolExecutor() as pool:
                 each = map if on_cpu else pool.map
-                for some in _batches(rows, at_once):
-                    read = zip(some, each(pixels_of(view), some), strict=True)
+                for batch in _batches(rows, at_once):
+                    read = zip(batch, each(pixels_of(view), batch), strict=True)
                     readable = {row: pixels for row, pixels in read if pixels is not None}
                     if readable:
                         pixels = torch.stack([*readable.values()]).to(
                             device, memory_format=torch.channels_last
                         )
                         parts.append(towers.image(pixels).half().cpu())
-                    kept += readable
-                    done(len(some))
+                    decoded += readable
+                    done(len(batch))
             empty = torch.zeros(0, towers.image_dim, dtype=torch.half)
-            return torch.cat([empty, *parts]), kept
+            return torch.cat([empty, *parts]), decoded
 
         return compute
 
@@ -147,19 +147,19 @@ def tower_features(
         cached_shards(cache, _name(pairs, f"view{view}"), len(pairs), about, of_images(view))
         for view in range(views)
     ]
-    kept = stored[0][1]
-    _name_the_skipped(pairs, kept)
-    readable = pairs.keep(kept)
+    decoded_rows = stored[0][1]
+    _name_the_skipped(pairs, decoded_rows)
+    readable = pairs.keep(decoded_rows)
     about = model | {"data": readable.fingerprint()}
     by_length = sorted(range(len(readable.captions)), key=lambda row: len(readable.captions[row]))
 
     def of_captions(rows: Sequence[int], done: Callable[[int], object]) -> Shard:
         parts = []
-        # Captions of one length together: little padding.
-        for some in _batches([by_length[row] for row in rows], 4 * batch_size):
-            tokens = towers.tokens([readable.captions[row] for row in some]).to(device)
+        # Captions sorted by length need little padding.
+        for batch in _batches([by_length[row] for row in rows], 4 * batch_size):
+            tokens = towers.tokens([readable.captions[row] for row in batch]).to(device)
             parts.append(towers.text(tokens).half().cpu())
-            done(len(some))
+            done(len(batch))
         return torch.cat(parts), list(rows)
 
     texts, _ = cached_shards(cache, _name(pairs, "texts"), len(by_length), about, of_captions)
@@ -184,8 +184,8 @@ def _view(image: Image.Image, view: int, name: str) -> Image.Image:
     return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view % 2 else crop
 
 
-def _name_the_skipped(pairs: Pairs, kept: Sequence[int]) -> None:
-    skipped = [pairs.image_names[row] for row in sorted(set(range(len(pairs))) - set(kept))]
+def _name_the_skipped(pairs: Pairs, decoded: Sequence[int]) -> None:
+    skipped = [pairs.image_names[row] for row in sorted(set(range(len(pairs))) - set(decoded))]
     _leave_out_once(f"{pairs.name}, {pairs.split}", tuple(skipped), len(pairs))
 
 

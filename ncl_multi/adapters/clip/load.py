@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 DEMO = "efficientnet-lite0+minilm"
-"""Two pretrained towers that come as ordinary packages: no hub is asked."""
+"""Two pretrained towers that come as ordinary packages, without the hub."""
 
 _DEMO_SIZE = 160
 """Half of the pixels the tower was trained with: a CPU reads thousands of images a minute."""
@@ -44,8 +44,8 @@ def load_towers(name: str = DEMO, *, image_size: int | None = None) -> Towers:
     - `hf-hub:<name>`: an open_clip model on the hub;
     - `hf:<name or folder>`: a Hugging Face CLIP or SigLIP model.
 
-    `image_size` sets the side of the images of a timm or open_clip image tower. Towers that bring
-    their own code are refused.
+    `image_size` sets the side of the images of a timm or open_clip image tower. Towers that contain
+    code of their own are refused.
     """
     with no_remote_code():
         if name.startswith("hf:"):
@@ -78,11 +78,11 @@ def _open_clip_towers(name: str, image_size: int | None) -> OpenClipTowers:
 def _two_towers(
     name: str, image: str, text: str, *, image_size: int | None, pretrained: bool
 ) -> OpenClipTowers:
-    """A timm and a Hugging Face model side by side, without projections."""
+    """A timm image model and a Hugging Face text model, without projections."""
     _check_known("image tower", image.partition(".")[0], timm.list_models())
     with torch.device("meta"):
         blank: Any = timm.create_model(image)
-    own = blank.pretrained_cfg
+    timm_cfg = blank.pretrained_cfg
     text_config = transformers.AutoConfig.from_pretrained(text, trust_remote_code=False)
     pool = getattr(blank, "global_pool", "avg")
     config: dict[str, Any] = {
@@ -93,7 +93,7 @@ def _two_towers(
             "timm_model_pretrained": pretrained,
             "timm_pool": pool if isinstance(pool, str) else "avg",
             "timm_proj": "none",
-            "image_size": image_size or own["input_size"][-1],
+            "image_size": image_size or timm_cfg["input_size"][-1],
         },
         "text_cfg": {
             "hf_model_name": text,
@@ -106,7 +106,7 @@ def _two_towers(
     }
     with _quiet_about_unused_weights():
         model = build_open_clip(config, pretrained=True)
-    size, mean, std = config["vision_cfg"]["image_size"], own["mean"], own["std"]
+    size, mean, std = config["vision_cfg"]["image_size"], timm_cfg["mean"], timm_cfg["std"]
     model.visual.preprocess_cfg = asdict(PreprocessCfg(size=size, mean=mean, std=std))
     tokenizer = open_clip.tokenizer.HFTokenizer(
         text,
@@ -130,18 +130,18 @@ def _demo_towers(image_size: int | None) -> OpenClipTowers:
 
 @contextmanager
 def _quiet_about_unused_weights() -> Iterator[None]:
-    """The text tower's own pooler is not used, which transformers would say at length."""
-    before = transformers.logging.get_verbosity()
+    """Hide the long message of transformers that the text tower's pooler is not used."""
+    verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(before)
+        transformers.logging.set_verbosity(verbosity)
 
 
-def _check_known(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        lower = {one.lower(): one for one in known}
+def _check_known(what: str, name: str, choices: Sequence[str]) -> None:
+    if name not in choices:
+        lower = {one.lower(): one for one in choices}
         near = difflib.get_close_matches(name.lower(), lower, n=5, cutoff=0.4)
         offer = ", ".join(lower[one] for one in near) or "none"
         raise ValueError(f"{what} {name!r} is unknown; the nearest known names are: {offer}")

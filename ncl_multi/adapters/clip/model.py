@@ -90,17 +90,17 @@ class NonNegClip(
         }  # fmt: skip
 
     def tower_features(self, pairs: Pairs, config: ClipConfig, views: int = 1) -> TowerFeatures:
-        """What the towers give for all images and captions, from the cache where it has them."""
+        """The towers' features of all images and captions, from the cache if they are there."""
         best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = torch.device(config.device or best or "cpu")
-        # Features of towers that are being trained are of no use to another run.
-        own = config.out if config.finetune else None
-        cache = config.cache or (own / "cache" if own else user_cache() / "clip")
+        # Features of towers that are being trained are useless to other runs.
+        run_folder = config.out if config.finetune else None
+        cache = config.cache or (run_folder / "cache" if run_folder else user_cache() / "clip")
         return tower_features(self.towers, pairs, cache, views=views, device=device)
 
     @classmethod
-    def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegClip":
-        # Version 0.1 kept the options of the heads by themselves.
+    def _build(cls, options: dict[str, Any], folder: Path, **load_options: Any) -> "NonNegClip":
+        # Version 0.1 saved the options of the heads separately.
         options = options | options.pop("options", {})
         heads, weights = folder / "model.safetensors", folder / "towers.safetensors"
         check_fits(lambda: Towers.load(folder / "towers"), weights if weights.exists() else heads)
@@ -123,7 +123,7 @@ class NonNegClip(
 
     def _save_parts(self, folder: Path) -> None:
         self.towers.save(folder / "towers")
-        # By themselves, so that the models of a run can share the file of their frozen towers.
+        # In a separate file, which the models of a run can share while the towers are frozen.
         save_model(self.towers, str(folder / "towers.safetensors"))
         save_model(self.heads, str(folder / "model.safetensors"))
 
@@ -170,25 +170,25 @@ class NonNegClip(
         size = batch_size or (256 if texts else 64)
         starts = range(0, len(items), size)
         for start in tqdm(starts, desc="encode", unit="batch", leave=False, disable=not progress):
-            some = items[start : start + size]
+            batch = items[start : start + size]
             with torch.inference_mode():
                 if texts:
-                    yield self.towers.text(self.towers.tokens(some).to(self.device))
+                    yield self.towers.text(self.towers.tokens(batch).to(self.device))
                 else:
-                    pixels = torch.stack([self.towers.pixels(_open(image)) for image in some])
+                    pixels = torch.stack([self.towers.pixels(_open(image)) for image in batch])
                     yield self.towers.image(pixels.to(self.device))
 
     def _head(self, items: Any) -> Any:
         return self.heads.encode_text if _are_texts(items) else self.heads.encode_image
 
-    def _shown(self, items: Any) -> dict[str, Any]:
+    def _display(self, items: Any) -> dict[str, Any]:
         if _are_texts(items):
             return {"items": list(items)}
         return {"thumbnails": [thumbnail(_open(image), "JPEG", 96) for image in items]}
 
 
 def _are_texts(items: Any) -> bool:
-    """Whether items are texts; a mixture, or one text without a list, is refused."""
+    """Whether items are texts; mixed items, or one text without a list, are refused."""
     if isinstance(items, str | bytes | Path):
         raise ValueError(f"encode takes a list of texts or of images; got {items!r}")
     kinds = [isinstance(item, str) for item in items]

@@ -35,7 +35,7 @@ class ClipObjective(nn.Module):
 class NonNegClipLoss(nn.Module):
     """NCL's loss in open_clip's contract, for open_clip's own trainer.
 
-    It rectifies what it is given, so a stock open_clip model trained with it has the codes
+    It applies ReLU to its inputs, so a stock open_clip model trained with it has the codes
     `relu(image_features)`; codes of a `NonNegClip` pass unchanged. Processes split it,
     with exact gradients.
     """

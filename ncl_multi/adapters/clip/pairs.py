@@ -1,4 +1,4 @@
-"""Images and captions, and which belong together; images are decoded when they are asked for."""
+"""Images and captions, and which belong together; images are decoded on demand."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ class DamagedImageError(ValueError):
 
 
 class TarMember(NamedTuple):
-    """Where in a tar file an image lies."""
+    """Position of an image in a tar file."""
 
     tar: Path
     offset: int
@@ -30,7 +30,7 @@ class TarMember(NamedTuple):
 
 
 class HubCell(NamedTuple):
-    """Where in a hub table an image lies."""
+    """Position of an image in a table of the hub."""
 
     table: Any
     column: str
@@ -38,7 +38,7 @@ class HubCell(NamedTuple):
 
 
 Source = Path | bytes | TarMember | HubCell
-"""Where an image is; it is decoded each time it is asked for."""
+"""Where an image is; it is decoded each time it is used."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Pairs:
         return len(self.images)
 
     def open(self, row: int) -> Image.Image:
-        """One image in RGB, on white where it is transparent; `DamagedImageError` if it is none."""
+        """One image in RGB, on white if transparent; `DamagedImageError` if it does not decode."""
         try:
             return _decode(self.images[row])
         except DAMAGE as error:
@@ -78,13 +78,13 @@ class Pairs:
 
     def said(self) -> list[str]:
         """All captions of each image."""
-        own: list[list[str]] = [[] for _ in range(len(self))]
+        by_image: list[list[str]] = [[] for _ in range(len(self))]
         for image, caption in self.links.tolist():
-            own[image].append(self.captions[caption])
-        return [" / ".join(captions) for captions in own]
+            by_image[image].append(self.captions[caption])
+        return [" / ".join(captions) for captions in by_image]
 
     def draw(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """A random caption of each image, and groups in which nobody is a negative.
+        """A random caption of each image, and groups of rows that are not each other's negatives.
 
         Where the data names no groups, rows that drew the same caption make one.
         """
@@ -95,17 +95,17 @@ class Pairs:
         return caption, caption if self.groups is None else self.groups[rows]
 
     def hold_out(self, count: int) -> tuple["Pairs", "Pairs"]:
-        """All but the last `count` images, and those."""
+        """All but the last `count` images, and the last `count`."""
         if not 0 < count < len(self):
             raise ValueError(
                 f"can hold out 1 to {len(self) - 1} of {len(self)} images; got {count}"
             )
-        kept = len(self) - count
-        held = replace(self.keep(range(kept, len(self))), split="validation")
-        return self.keep(range(kept)), held
+        train_count = len(self) - count
+        held = replace(self.keep(range(train_count, len(self))), split="validation")
+        return self.keep(range(train_count)), held
 
     def at_most(self, count: int) -> "Pairs":
-        """This many images, taken at even distances."""
+        """At most `count` images, evenly spaced."""
         count = min(count, len(self))
         return self.keep(torch.linspace(0, len(self) - 1, count).long().unique().tolist())
 
@@ -131,8 +131,8 @@ class Pairs:
 
     def fingerprint(self) -> str:
         """A hash of the images' names and content, and of the captions."""
-        said = json.dumps([self.name, self.split, self.image_names, self.captions])
-        digest = hashlib.sha256(said.encode())
+        listing = json.dumps([self.name, self.split, self.image_names, self.captions])
+        digest = hashlib.sha256(listing.encode())
         for source in self.images:
             digest.update(_identity(source))
         return digest.hexdigest()
@@ -152,8 +152,8 @@ def pairs_of(
     number: dict[str, int] = {}
     links = [
         (row, number.setdefault(caption, len(number)))
-        for row, own in enumerate(captions)
-        for caption in dict.fromkeys(own)
+        for row, texts in enumerate(captions)
+        for caption in dict.fromkeys(texts)
     ]
     return Pairs(
         name, split, images, list(image_names), list(number), torch.tensor(links), **more
@@ -174,10 +174,10 @@ def as_pairs(data: Any) -> Pairs:
     for row, pair in enumerate(data):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"row {row} must be an (image, caption) pair; got {str(pair)[:60]}")
-        image, said = pair
-        texts = [said] if isinstance(said, str) else list(said)
+        image, caption = pair
+        texts = [caption] if isinstance(caption, str) else list(caption)
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise ValueError(f"row {row} must have a caption; got {str(said)[:60]!r}")
+            raise ValueError(f"row {row} must have a caption; got {str(caption)[:60]!r}")
         if isinstance(image, Image.Image):
             file = io.BytesIO()
             image.save(file, "PNG")

@@ -23,7 +23,7 @@ from ncl_multi.codes.names import name_sides
 from ncl_multi.data.pictures import thumbnail
 from ncl_multi.files import link_equal_files
 from ncl_multi.head import SIGNED, top_k
-from ncl_multi.metrics import readability, readable_features, retrieval
+from ncl_multi.metrics import activity_figures, readable_features, retrieval
 from ncl_multi.metrics.codes import Codes
 from ncl_multi.metrics.retrieval import ItemCodes, QueryCodes
 from ncl_multi.report import table, write_json
@@ -69,14 +69,14 @@ def both_ways(z_image: QueryCodes, z_text: ItemCodes, relevant: csr_array) -> di
 
     `relevant` is images x captions; a query is answered by any item that is right for it.
     """
-    # Sparse products pay where few entries are stored; the signed twin stores them all.
+    # Sparse products are faster only if few entries are stored; the signed twin stores all.
     z_image, z_text = _dense_if_full(z_image), _dense_if_full(z_text)
-    found = {
+    by_way = {
         "t2i": retrieval(z_text, z_image, csr_array(relevant.T), ks=(1, 5, 10)),
         "i2t": retrieval(z_image, z_text, relevant, ks=(1, 5, 10)),
     }
     row: dict[str, float] = {}
-    for way, figures in found.items():
+    for way, figures in by_way.items():
         row |= {f"{way}_r_at_{k}": 100 * figures[f"hit@{k}"] for k in (1, 5, 10)}
         row[f"{way}_median_rank"] = figures["median_rank"]
     return row
@@ -108,18 +108,18 @@ def zero_shot_accuracy(
 ) -> float:
     """Share, in per cent, of images nearest to their class, described by several templates.
 
-    A class is the mean of its descriptions' unit codes. Only classes that occur are offered, and
+    A class is the mean of its descriptions' unit codes. Only classes that occur are candidates, and
     equal scores count as a guess among them.
     """
     present, y = y.unique(return_inverse=True)
     texts = [template.format(classes[c]) for c in present.tolist() for template in templates]
     described = F.normalize(encode_text(texts), dim=1).view(len(present), len(templates), -1)
-    found = retrieval(z_image, described.mean(dim=1), (y, torch.arange(len(present))), ks=(1,))
-    return 100 * found["hit@1"]
+    scores = retrieval(z_image, described.mean(dim=1), (y, torch.arange(len(present))), ks=(1,))
+    return 100 * scores["hit@1"]
 
 
 def image_share(z_image: QueryCodes, z_text: ItemCodes) -> Float[np.ndarray, " d"]:
-    """Of each dimension, the share of its mean square that images bring: 1 images only, 0 texts.
+    """Share of each dimension's mean square that comes from images: 1 images only, 0 texts only.
 
     A dimension that never fires gives NaN.
     """
@@ -136,14 +136,14 @@ def judge(
 ) -> tuple[dict[str, float], tuple[csr_array, csr_array]]:
     """Every figure of one split, and the codes of images and captions it was taken from.
 
-    What is said of readable dimensions is of the images and of these names of dimensions.
+    The measures of readable dimensions are those of the images, with these names of dimensions.
     """
     pairs = features.pairs
     z_image, z_text = codes(heads, features)
     relevant = pairs.relevant()
     row = both_ways(z_image, z_text, relevant)
     for side, z in (("image", z_image), ("text", z_text)):
-        read = readability(z)
+        read = activity_figures(z)
         row[f"{side}_active_percent"] = 100 * (1 - read["sparsity"])
         row |= {f"{side}_{m}": read[m] for m in ("alive", "active_dims")}
     share = image_share(z_image, z_text)
@@ -174,18 +174,20 @@ def names_by_captions(z_image: csr_array, z_text: csr_array, pairs: Pairs) -> li
 def describe_dimensions(
     z_image: csr_array, z_text: csr_array, pairs: Pairs, names: Sequence[str], top: int = 5
 ) -> list[dict[str, Any]]:
-    """Each dimension's name, strongest captions, strongest images, and whose it is."""
+    """Name, strongest captions, strongest images and image share of each dimension."""
     share = image_share(z_image, z_text)
     captions, images = (_strongest(z, top) for z in (z_text, z_image))
     return [
         {
             "dimension": dim,
             "name": name,
-            "captions": [pairs.captions[row] for row in said],
-            "images": [pairs.image_names[row] for row in shown],
+            "captions": [pairs.captions[row] for row in caption_rows],
+            "images": [pairs.image_names[row] for row in image_rows],
             "image_share": None if np.isnan(share[dim]) else round(float(share[dim]), 4),
         }
-        for dim, (name, said, shown) in enumerate(zip(names, captions, images, strict=True))
+        for dim, (name, caption_rows, image_rows) in enumerate(
+            zip(names, captions, images, strict=True)
+        )
     ]
 
 
@@ -208,20 +210,20 @@ def write_report(
         raise ValueError("a report needs a folder: set out")
     figures: Figures = {}
     for name, model in models.items():
-        own = replace(config, out=config.out if name == "ncl" else config.out / name)
-        inputs = {split: model.tower_features(pairs, own) for split, pairs in splits.items()}
+        plan = replace(config, out=config.out if name == "ncl" else config.out / name)
+        inputs = {split: model.tower_features(pairs, plan) for split, pairs in splits.items()}
         named_by = inputs.pop("train")
         shorter = keep if name == "ncl" else None
-        measured = _report(model, inputs, named_by, cast(Path, own.out), own.seed, shorter)
+        measured = _report(model, inputs, named_by, cast(Path, plan.out), plan.seed, shorter)
         figures |= {f"{name}{variant}": of_splits for variant, of_splits in measured.items()}
     link_equal_files(config.out)
     write_json(config.out / "metrics.json", figures)
     for split in figures[next(iter(models))]:
-        for title, shown in (("", SHOWN), (", readable dimensions", SHOWN_READABLE)):
+        for title, measures in (("", SHOWN), (", readable dimensions", SHOWN_READABLE)):
             rows = {
-                name: {m: own[split][m] for m in shown if m in own[split]}
-                for name, own in figures.items()
-                if not set(shown).isdisjoint(own[split])
+                name: {m: by_split[split][m] for m in measures if m in by_split[split]}
+                for name, by_split in figures.items()
+                if not set(measures).isdisjoint(by_split[split])
             }
             table(f"{splits[split].name}, {split}{title}", rows)
     return figures
@@ -247,7 +249,7 @@ def _report(
     about: dict[str, Any] = {"model": model.towers.name, "seed": seed}
     about["activation"] = model.heads.image.activation
     ks = [*_CURVE, *(round(share * model.dims) for share in _SHARES), model.heads.k or model.dims]
-    # Wide codes take minutes.
+    # The report of wide codes takes minutes, hence the bar.
     with tqdm(total=1 + 2 * len(judged), desc="report", unit="part", leave=False) as bar:
         train_codes = codes(model.heads, named_by)
         names = names_by_captions(*train_codes, named_by.pairs)
@@ -268,13 +270,13 @@ def _report(
                 shorter = both_ways(*codes(short.heads, features), relevant)
                 figures.setdefault("_shortened", {})[split] = shorter
             figures[""][split] = row
-            shown = _to_features(z_image, z_text, features.pairs, about)
-            for side, own in shown.items():
-                own.save(out / "features" / f"{split}_{side}_head.safetensors")
+            by_side = _to_features(z_image, z_text, features.pairs, about)
+            for side, side_features in by_side.items():
+                side_features.save(out / "features" / f"{split}_{side}_head.safetensors")
             if split == "test":
-                rest = _to_features(*train_codes, named_by.pairs, about, MOST_SHOWN)
-                for side, own in shown.items():
-                    both = join({"train": rest[side], "test": own})
+                train_features = _to_features(*train_codes, named_by.pairs, about, MOST_SHOWN)
+                for side, side_features in by_side.items():
+                    both = join({"train": train_features[side], "test": side_features})
                     both = both.take(spread(len(both), MOST_SHOWN))
                     both.save(out / "features" / f"all_{side}_head.safetensors")
             bar.update()
@@ -296,14 +298,14 @@ def _to_features(
     about: Mapping[str, Any],
     most: int | None = None,
 ) -> dict[str, Features]:
-    """One Features of each side, with what a person can look at; of at most so many rows."""
+    """Features of each side, with texts and thumbnails; at most `most` rows."""
     about = {**about, "data": pairs.name, "split": pairs.split, "output": "head"}
     about |= {"normalised": True, "classes": pairs.classes}
-    rows, said = spread(len(pairs), most or len(pairs)), pairs.said()
+    rows, captions = spread(len(pairs), most or len(pairs)), pairs.said()
     image = Features(
         z_image[rows],
         y=None if pairs.y is None else pairs.y[rows],
-        items=[said[row] for row in rows],
+        items=[captions[row] for row in rows],
         about=about | {"side": "image"},
         thumbnails=[thumbnail(pairs.open(row), "JPEG", 96) for row in rows],
     )

@@ -1,8 +1,8 @@
-"""The two towers under a non-negative CLIP: what reads pixels and what reads words.
+"""The two towers under a non-negative CLIP, for images and for texts.
 
 Whatever library they come from, they look alike to the heads: `pixels` and `tokens` prepare one
-image and a list of texts, `image` and `text` turn batches of those into features, and `save` leaves
-all that `Towers.load` needs, but for the weights, which travel with the heads.
+image and a list of texts, `image` and `text` turn batches of those into features, and `save` writes
+all that `Towers.load` needs, except the weights, which are saved with the heads.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ Pixels = Float[Tensor, "n c h w"]
 Tokens = Int[Tensor, "n length"]
 
 _SUFFIXES = {".codes", ".jinja", ".json", ".model", ".spm", ".txt"}
-"""Endings of settings and vocabularies, which is all that `save` writes."""
+"""Endings of settings and vocabularies; `save` writes only these."""
 _WIDEST = 2**16
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
-# What libraries raise at settings that make no model.
+# What libraries raise for settings from which no model can be built.
 _MISFITS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
     RuntimeError, TypeError, ValueError,
@@ -46,7 +46,7 @@ _MISFITS = (
 
 
 class Towers(nn.Module):
-    """What `NonNegClip` asks of its towers."""
+    """Interface of the towers of a `NonNegClip`."""
 
     name: str
     image_dim: int
@@ -69,7 +69,7 @@ class Towers(nn.Module):
         raise NotImplementedError
 
     def transform(self) -> str:
-        """What `pixels` does, in words that differ when it does."""
+        """Description of `pixels` for the cache: another transform gives another text."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ class Towers(nn.Module):
     def load(folder: Path) -> "Towers":
         """Towers as `save` left them, with random weights.
 
-        The folder may come from anyone: it runs no code, asks nothing and fetches nothing.
+        The folder may be untrusted: no code is run, nothing is fetched, no question is asked.
         """
         check_no_code(folder, _SUFFIXES)
         kind = OpenClipTowers if (folder / "open_clip_config.json").exists() else HuggingFaceTowers
@@ -100,7 +100,7 @@ class OpenClipTowers(Towers):
 
     `all_layers`, for a Hugging Face text tower, takes more than its last layer's mean: means of the
     embeddings, of the middle and of the last layer, and the last layer's maximum, side by side.
-    Frozen, a tower made for sentences has lost words by its last layer that images show.
+    In its last layer a frozen sentence encoder has lost words that matter for images.
     """
 
     model: Any
@@ -127,7 +127,7 @@ class OpenClipTowers(Towers):
             self.text_dim *= 4
 
     def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
-        # Convolutions are much faster this way round, on a CPU too.
+        # Convolutions are much faster with channels last, also on a CPU.
         return self.model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
 
     def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
@@ -150,13 +150,13 @@ class OpenClipTowers(Towers):
         tokens = self.tokenizer(list(texts))
         tower = getattr(self.model, "text", None)
         if isinstance(tower, open_clip.hf_model.HFTextEncoder):
-            # This tower masks its padding, so columns that hold nothing else are wasted time.
+            # This tower masks its padding, so columns with only padding would waste time.
             used = (tokens != tower.config.pad_token_id).any(dim=0)
             tokens = tokens[:, : max(1, int(used.sum()))]
         return tokens
 
     def transform(self) -> str:
-        # As JSON, in which a saved and loaded configuration looks the same.
+        # As JSON, which is the same before saving and after loading.
         return json.dumps(self.model.visual.preprocess_cfg, default=str)
 
     def save(self, folder: Path) -> None:
@@ -166,20 +166,20 @@ class OpenClipTowers(Towers):
             text.config.save_pretrained(folder)
         if isinstance(self.tokenizer, open_clip.tokenizer.HFTokenizer):
             self.tokenizer.save_pretrained(folder)
-        kept = {
+        settings = {
             "name": self.name,
             "model_cfg": self.config,
             "preprocess_cfg": self.model.visual.preprocess_cfg,
             "all_layers": self.all_layers,
         }
-        (folder / "open_clip_config.json").write_text(json.dumps(kept, indent=2))
+        (folder / "open_clip_config.json").write_text(json.dumps(settings, indent=2))
 
     @staticmethod
     def load(folder: Path) -> "OpenClipTowers":
         path = folder / "open_clip_config.json"
-        kept = read_json(path, keys=("name", "model_cfg", "preprocess_cfg", "all_layers"))
-        name, config, preprocess = kept["name"], kept["model_cfg"], kept["preprocess_cfg"]
-        if not isinstance(name, str) or not isinstance(kept["all_layers"], bool):
+        saved = read_json(path, keys=("name", "model_cfg", "preprocess_cfg", "all_layers"))
+        name, config, preprocess = saved["name"], saved["model_cfg"], saved["preprocess_cfg"]
+        if not isinstance(name, str) or not isinstance(saved["all_layers"], bool):
             raise ValueError(f"{path} must give name as a text and all_layers as true or false")
         check_open_clip(config, path)
         _check_fields(preprocess, PreprocessCfg, f"preprocess_cfg of {path}")
@@ -198,7 +198,7 @@ class OpenClipTowers(Towers):
             )
         else:
             tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=length, **options)
-        return OpenClipTowers(name, model, config, tokenizer, all_layers=kept["all_layers"])
+        return OpenClipTowers(name, model, config, tokenizer, all_layers=saved["all_layers"])
 
 
 class HuggingFaceTowers(Towers):
@@ -232,7 +232,7 @@ class HuggingFaceTowers(Towers):
         return self.image_processor(image, return_tensors="pt")["pixel_values"][0]
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        # CLIP reads the end of the text, SigLIP was trained on padding: neither asks for a mask.
+        # CLIP reads the end of the text, SigLIP was trained on padding: neither needs a mask.
         return self.tokenizer(
             list(texts),
             padding="max_length",
@@ -245,8 +245,8 @@ class HuggingFaceTowers(Towers):
         return str(self.image_processor)
 
     def save(self, folder: Path) -> None:
-        for part in (self.model.config, self.tokenizer, self.image_processor):
-            part.save_pretrained(folder)
+        for component in (self.model.config, self.tokenizer, self.image_processor):
+            component.save_pretrained(folder)
         (folder / "name.json").write_text(json.dumps(self.name))
 
     @staticmethod
@@ -273,7 +273,7 @@ def build_open_clip(config: dict[str, Any], *, pretrained: bool = False) -> Any:
 
 
 def check_open_clip(config: Any, where: str | Path) -> None:
-    """Refuse an open_clip config with unknown keys, or with a tower that would be fetched."""
+    """Refuse an open_clip config with unknown keys, or with a tower that would be downloaded."""
     where = f"model_cfg of {where}"
     if not isinstance(config, dict):
         raise ValueError(f"{where} must be an object; got {type(config).__name__}")
@@ -305,17 +305,17 @@ def check_open_clip(config: Any, where: str | Path) -> None:
 
 @contextmanager
 def no_remote_code() -> Iterator[None]:
-    """Let transformers refuse a model that brings code at once, instead of asking on the terminal.
+    """Let transformers refuse a model with code of its own at once, without a question.
 
     open_clip passes no `trust_remote_code`, and without one transformers asks.
     """
     settings = transformers.dynamic_module_utils
-    before = settings.TIME_OUT_REMOTE_CODE
+    time_out = settings.TIME_OUT_REMOTE_CODE
     settings.TIME_OUT_REMOTE_CODE = 0
     try:
         yield
     finally:
-        settings.TIME_OUT_REMOTE_CODE = before
+        settings.TIME_OUT_REMOTE_CODE = time_out
 
 
 def processors_of(source: str, *, local_files_only: bool = False) -> tuple[Any, Any]:
@@ -336,7 +336,7 @@ def _pooled(output: Any) -> Tensor:
 
 
 def _keep_out_of_training(model: nn.Module) -> None:
-    """The model's own temperature takes no part in the loss, which DDP would not forgive."""
+    """The model's own temperature is not used in the loss, and DDP fails on unused parameters."""
     for name, weight in model.named_parameters():
         if name in ("logit_scale", "logit_bias"):
             weight.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""How graph models are trained, and the rule by which settings follow from the graph."""
+"""How graph models are trained, and the rule that derives settings from the graph."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -8,34 +8,34 @@ from ncl_multi.training.config import TrainConfig
 WHOLE = 35_000
 """Up to this many nodes a step encodes the whole graph, and all nodes are negatives."""
 _WHOLE_EDGES = 4_000_000
-"""And up to this many edges: a step keeps a few numbers of each in memory."""
+"""And up to this many edges: a step keeps a few numbers per edge in memory."""
 
 
 @dataclass(frozen=True)
 class GraphConfig(TrainConfig):
-    """How a `NonNegGraph` is trained. What is None follows from the graph; see `rule`."""
+    """How a `NonNegGraph` is trained. Settings that are None are set by `rule`."""
 
     loss: Literal["spectral", "info_nce"] = "spectral"
     """What the encoder learns from, in two signed views: `spectral` takes time linear in the nodes,
     `info_nce` (GRACE) quadratic. Both take all nodes of a step as negatives."""
     temperature: float = 0.4
-    """Of `info_nce`; lower looks harder at the closest rivals."""
+    """Of `info_nce`; a lower one gives the nearest negatives more weight."""
     negatives: int | None = 1024
     """Nodes of a step whose codes `info_nce` compares, drawn anew in each; None for all."""
     spectral: float = 1.0
-    """Weight of the spectral loss of the codes, over all nodes of a step."""
+    """Weight of the spectral loss of the codes, over all nodes in a step."""
     reconstruction: float = 3.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     start: float = 0.4
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
     drop_edges: tuple[float, float] = (0.3, 0.3)
-    """Share of edges that each view goes without."""
+    """Share of edges dropped in each view."""
     drop_features: tuple[float, float] = (0.2, 0.2)
-    """Share of feature columns that each view goes without."""
+    """Share of feature columns dropped in each view."""
     adaptive: bool = False
     """Drop the less important edges and features more often, as GCA does."""
     half_hop: float = 0.0
-    """Share of nodes that hear from their neighbours a step later in a view, as in Half-Hop."""
+    """Share of nodes whose messages arrive one step later in a view, as in Half-Hop."""
     neighbors: tuple[int, ...] | None = None
     """Encode sampled neighbourhoods, this many neighbours per hop."""
     batch_size: int | None = None  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class GraphConfig(TrainConfig):
             raise ValueError(f"start must lie in [0, 1), a share of the steps; got {self.start}")
 
     def for_graph(self, nodes: int, edges: int) -> "GraphConfig":
-        """The config with what is None filled in by the rule; a batch of None is all nodes."""
+        """The config with settings that are None set by the rule; a batch of None is all nodes."""
         settings = rule(nodes, edges)
         sampled = self.neighbors is not None or settings.neighbors is not None
         steps, epochs = self.steps, self.epochs
@@ -76,7 +76,7 @@ class GraphConfig(TrainConfig):
 
 
 class Settings(NamedTuple):
-    """What follows from the size of a graph."""
+    """Settings derived from the size of a graph."""
 
     width: int
     dims: int
@@ -94,8 +94,8 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` one for every 16 nodes, rounded down to a power of two, 8 to 512: a dimension stands
-      for a community, not for a node.
+    - `dims` one for every 16 nodes, rounded down to a power of two, 8 to 512: a dimension should
+      represent a community, not a node.
     - `k`, the active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
       negatives, for 80 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048

@@ -1,4 +1,4 @@
-"""Graphs from anywhere, checked and made ready: PyG's datasets by name, files and objects."""
+"""Graphs from anywhere, checked and made ready: PyG's data sets by name, files and objects."""
 
 import inspect
 import logging
@@ -71,43 +71,42 @@ def load_graph(name: str) -> Data:
         return _saved(Path(name))
     if Path(name).suffix.lower() in KINDS or Path(name).exists():
         return read_graph(name)
-    kind, _, part = name.partition(":")
+    kind, _, graph = name.partition(":")
     if kind not in datasets.__all__:
         raise ValueError(
             f"data must be cora, citeseer, pubmed, a dataset of torch_geometric.datasets such as "
             f"KarateClub or Amazon:Photo, or a file ({', '.join(KINDS)}, .pt with a saved Data); "
             f"got {name!r}, which is neither such a name nor a file that exists"
         )
-    asked = inspect.signature(getattr(datasets, kind)).parameters
-    if "name" in asked and asked["name"].default is inspect.Parameter.empty and not part:
-        raise ValueError(f"{kind} holds several graphs: say which, as in Amazon:Photo")
-    given = user_data("graphs")
-    if given and (given / f"{kind}_{part}.npz".lower()).exists():
-        log.info(f"{name} from {given}")
-        return read_npz(str(given / f"{kind}_{part}.npz".lower()), to_undirected=True)
+    parameters = inspect.signature(getattr(datasets, kind)).parameters
+    if "name" in parameters and parameters["name"].default is inspect.Parameter.empty and not graph:
+        raise ValueError(f"{kind} contains several graphs: name one, as in Amazon:Photo")
+    user_folder = user_data("graphs")
+    if user_folder and (user_folder / f"{kind}_{graph}.npz".lower()).exists():
+        log.info(f"{name} from {user_folder}")
+        return read_npz(str(user_folder / f"{kind}_{graph}.npz".lower()), to_undirected=True)
     folder = (user_data("pyg") or cache() / "pyg") / name.replace(":", "-")
-    options = {"root": str(folder)} if "root" in asked else {}
-    dataset = getattr(datasets, kind)(**options, **({"name": part} if part else {}))
+    options = {"root": str(folder)} if "root" in parameters else {}
+    dataset = getattr(datasets, kind)(**options, **({"name": graph} if graph else {}))
     if len(dataset) != 1:
-        raise ValueError(f"{name} holds {len(dataset)} graphs; node codes are learnt on one")
+        raise ValueError(f"{name} contains {len(dataset)} graphs; node codes are learnt on one")
     return dataset[0]
 
 
 def prepare(data: Any, *, directed: bool = False) -> Data:
     """The graph as models take it, or an error that says what is wrong with it.
 
-    A networkx graph and a scipy matrix are taken, too; nodes without features get their degree, as
-    do nodes whose features are all zero.
+    A networkx graph or a scipy matrix is accepted, too. If all features are missing or zero, they
+    are made from the degrees.
 
-    Self-loops go, since every encoder here adds a node to its own neighbourhood. Edges that occur
-    twice become one, their weights (`edge_weight`) added up, their features (`edge_attr`) averaged;
-    edges are made to run both ways unless `directed`. A node without edges is a separate graph.
-    Features are not copied, so they may be mapped from a file (`torch.from_file`). Doing it twice
-    changes nothing.
+    Self-loops are removed, since every encoder here adds a node to its own neighbourhood. Duplicate
+    edges are merged: weights (`edge_weight`) are added, features (`edge_attr`) averaged. Edges are
+    made to run both ways unless `directed`. Features are not copied, so they may be mapped from a
+    file (`torch.from_file`). Calling it twice changes nothing.
     """
     if isinstance(data, HeteroData):
         raise ValueError(
-            "a graph with several kinds of nodes or edges (HeteroData) is not taken: call "
+            "a graph with several kinds of nodes or edges (HeteroData) is not supported: call "
             "data.to_homogeneous() if all nodes have the same features"
         )
     if not isinstance(data, Data) or (data.x is None and data.edge_index is not None):
@@ -130,7 +129,7 @@ def prepare(data: Any, *, directed: bool = False) -> Data:
 
 
 def encoder_input(data: Data, *, sparse: bool = False) -> Tensor:
-    """Features of a prepared graph or a part of it: non-negative ones scaled to one sum per row.
+    """Features of a prepared graph or a part of it: non-negative ones with equal row sums.
 
     Features that are nearly all zero, such as words, become sparse rows if `sparse`.
     """
@@ -150,7 +149,7 @@ def encoder_input(data: Data, *, sparse: bool = False) -> Tensor:
 
 
 def _edges(data: Data, directed: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """Edges without loops and repetitions, both ways unless directed; their weights, features."""
+    """Edges without loops and duplicates, both ways unless directed; their weights and features."""
     edge_index, nodes = data.edge_index, len(data.x)
     values = _edge_values(data)
     loops = edge_index[0] == edge_index[1]
@@ -163,18 +162,18 @@ def _edges(data: Data, directed: bool) -> tuple[Tensor, dict[str, Tensor]]:
         log.warning(f"{double} edges occur more than once: each is used once")
     names = list(values)
     how = ["sum" if name == "edge_weight" else "mean" for name in names]
-    kept = {
+    merged_values = {
         name: coalesce(edge_index, values[name], num_nodes=nodes, reduce=reduce)[1]
         for name, reduce in zip(names, how, strict=True)
     }
     if directed or is_undirected(merged, num_nodes=nodes):
-        return merged, kept
+        return merged, merged_values
     log.info("directed edges are made to run both ways")
-    if not kept:
+    if not merged_values:
         return to_undirected(merged, num_nodes=nodes), {}
     both = {
         name: to_undirected(merged, value, num_nodes=nodes, reduce="mean")
-        for name, value in kept.items()
+        for name, value in merged_values.items()
     }
     return next(iter(both.values()))[0], {name: value for name, (_, value) in both.items()}
 
@@ -183,18 +182,18 @@ def _edge_values(data: Data) -> dict[str, Tensor]:
     """Weights and features of the edges; features of one column are weights."""
     weight, features = data.get("edge_weight", None), data.get("edge_attr", None)
     values = {}
-    for name, given in (("edge_weight", weight), ("edge_attr", features)):
-        if given is None:
+    for name, tensor in (("edge_weight", weight), ("edge_attr", features)):
+        if tensor is None:
             continue
-        if not isinstance(given, Tensor) or len(given) != data.edge_index.shape[1]:
-            got = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        if not isinstance(tensor, Tensor) or len(tensor) != data.edge_index.shape[1]:
+            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(
                 f"{name} must be a tensor with one row per edge, {data.edge_index.shape[1]}; "
                 f"got {got}"
             )
-        if not given.isfinite().all():
+        if not tensor.isfinite().all():
             raise ValueError(f"{name} contains NaN or infinity")
-        values[name] = given.float()
+        values[name] = tensor.float()
     narrow = values.get("edge_attr")
     if narrow is not None and narrow.ndim == 1:
         narrow = values["edge_attr"] = narrow[:, None]
@@ -212,7 +211,7 @@ def _extremes(x: Tensor) -> tuple[float, float]:
 
 
 def check(data: Any) -> None:
-    """Refuse a graph on which training would fail or mean nothing."""
+    """Refuse a graph on which training would fail or be meaningless."""
     x, edge_index = getattr(data, "x", None), getattr(data, "edge_index", None)
     if not isinstance(data, Data) or not isinstance(edge_index, Tensor):
         raise ValueError(
@@ -230,7 +229,7 @@ def check(data: Any) -> None:
     bad = torch.cat([(~rows.isfinite()).any(dim=1) for rows in x.split(_PIECE)]).nonzero()[:, 0]
     if len(bad):
         raise ValueError(
-            f"features of {len(bad)} nodes hold NaN or infinity, the first is node {bad[0]}; "
+            f"features of {len(bad)} nodes contain NaN or infinity, first node {bad[0]}; "
             f"fill them in or leave the nodes out"
         )
     if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype != torch.int64:
@@ -256,7 +255,7 @@ def check(data: Any) -> None:
 
 
 def adjacency(edge_index: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Who sends to each node, one row per node, for a product with `x`: PyG wants it transposed."""
+    """The transposed adjacency matrix, one row per receiving node, for a product with `x`."""
     if weight is None:
         weight = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
     with _no_word_of_beta():
@@ -271,7 +270,7 @@ def _no_word_of_beta() -> Iterator[None]:
 
 
 class Nodes(NamedTuple):
-    """What a person reads of each node, the names of the classes, and words to name dimensions."""
+    """A text for each node, the names of the classes, and words to name dimensions."""
 
     items: list[str]
     classes: list[str] | None
@@ -297,12 +296,14 @@ def describe(name: str, data: Data, source: Data) -> Nodes:
         items = [f"{label}, {item}" for label, item in zip(labels, items, strict=True)]
     words = _feature_words(data.x, source.get("feature_names", None))
     if words is not None:
-        items = [f"{item}: {own}" if own else item for item, own in zip(items, words, strict=True)]
+        items = [
+            f"{item}: {terms}" if terms else item for item, terms in zip(items, words, strict=True)
+        ]
     return Nodes(items, classes, words)
 
 
 def _feature_words(x: Tensor, names: Any, most: int = 12) -> list[str] | None:
-    """The named features that a node has more of than most nodes, the most telling first."""
+    """The named features that a node has more of than most nodes, the most typical first."""
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != x.shape[1]:
@@ -315,9 +316,9 @@ def _feature_words(x: Tensor, names: Any, most: int = 12) -> list[str] | None:
         best = more.topk(min(most, len(names)), dim=1)
         words += [
             ", ".join(
-                str(names[column]) for column, size in zip(own, sizes, strict=True) if size > 0
+                str(names[column]) for column, size in zip(columns, sizes, strict=True) if size > 0
             )
-            for own, sizes in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for columns, sizes in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
     return words
 
@@ -338,19 +339,19 @@ def _saved(path: Path) -> Data:
 
 
 def _check_whole(data: Any, path: Path) -> None:
-    """Refuse tensors that claim more numbers than they store, and a Data object in pieces."""
+    """Refuse tensors that store fewer numbers than their shape says, and a damaged Data object."""
     try:
         parts = data.to_dict().items() if isinstance(data, Data) else ()
     except DAMAGE as error:
         raise ValueError(f"{path} contains a damaged Data object: {error}") from error
-    for name, part in parts:
-        if isinstance(part, Tensor) and (
-            part.layout != torch.strided
-            or part.device.type != "cpu"
-            or part.numel() * part.element_size() > part.untyped_storage().nbytes()
+    for name, value in parts:
+        if isinstance(value, Tensor) and (
+            value.layout != torch.strided
+            or value.device.type != "cpu"
+            or value.numel() * value.element_size() > value.untyped_storage().nbytes()
         ):
             raise ValueError(
-                f"{path}: {name} of shape {tuple(part.shape)} is not stored whole; save "
+                f"{path}: {name} of shape {tuple(value.shape)} is not stored whole; save "
                 f"data.{name}.clone()"
             )
 

@@ -1,4 +1,4 @@
-"""A dimension as a drawing: its strongest nodes, and the edges among them."""
+"""A drawing of a dimension: its strongest nodes, and the edges among them."""
 
 from typing import Any
 
@@ -10,22 +10,22 @@ from torch import Tensor
 from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 
 MOST = 4096
-"""Dimensions that are drawn: drawings are stored with the features."""
+"""Most dimensions to draw: drawings are stored with the features."""
 _STEPS = 80
 _GAP = 0.5
-"""How far apart linked nodes come to lie; the drawing is 2 wide."""
+"""Preferred distance of linked nodes; the drawing is 2 wide."""
 _CIRCLE = 0.3
-"""How far apart two nodes must lie for their circles not to touch."""
+"""Distance at which the circles of two nodes do not touch."""
 
 
 def drawings(
     z: Codes, edge_index: Tensor, y: Tensor | None = None, *, nodes: int = 12
 ) -> list[dict[str, list[Any]]]:
-    """For each dimension its strongest nodes, where to draw them, and the links between them.
+    """For each dimension its strongest nodes, their positions, and the links between them.
 
-    `nodes` are row numbers, strongest first; `x` and `y` are their places, 0 to 100; `links` are
+    `nodes` are row numbers, strongest first; `x` and `y` are their positions, 0 to 100; `links` are
     pairs of positions in `nodes`; `classes` are the labels `y`, -1 where there is none. A dimension
-    that never fires has no nodes. Of more than 4,096 dimensions none is drawn.
+    that never fires has no nodes. If there are more than 4,096 dimensions, none is drawn.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ def drawings(
 
 
 def _spring(nodes: int, links: Int[np.ndarray, "links 2"]) -> Float[np.ndarray, "nodes 2"]:
-    """Places in -1..1 where links are short and other nodes keep away (Fruchterman, Reingold)."""
+    """Positions in -1..1: linked nodes attract, others repel each other (Fruchterman, Reingold)."""
     angle = 2 * np.pi * np.arange(nodes) / max(1, nodes)
     places = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     linked = np.zeros((nodes, nodes))
@@ -73,8 +73,8 @@ def _spring(nodes: int, links: Int[np.ndarray, "links 2"]) -> Float[np.ndarray, 
         moves = (between * force[..., None]).sum(axis=1) - 0.5 * places
         length = np.sqrt((moves**2).sum(axis=1, keepdims=True)) + 1e-9
         places = places + moves / length * np.minimum(length, 0.2 * (1 - step / _STEPS))
-    # A crowd beside a node without links would be drawn on one spot: fill the width and the height,
-    # then push apart what still overlaps.
+    # Linked nodes would be drawn on one spot if others have no links: fill width and height, then
+    # separate nodes that still overlap.
     low, high = (side(places, axis=0, initial=0.0) for side in (np.min, np.max))
     places = (2 * places - low - high) / np.maximum(high - low, 1.0)
     for _ in range(_STEPS):

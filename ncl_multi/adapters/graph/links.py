@@ -1,4 +1,4 @@
-"""Links to predict: edges that training does not see, and pairs of nodes that have none."""
+"""Links to predict: edges hidden from training, and pairs of nodes without an edge."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
 
 
 class HiddenLinks(NamedTuple):
-    """The graph without some links, those links, and as many pairs without one."""
+    """The graph without the hidden links, the hidden links, and as many unlinked pairs."""
 
     graph: Any
     linked: Tensor
@@ -38,12 +38,12 @@ def hide_links(data: Data, share: float, seed: int = 0) -> HiddenLinks:
     links = number.unique()
     count = max(1, round(share * len(links)))
     hidden = links[torch.randperm(len(links), generator=draw)[:count]]
-    kept = ~torch.isin(number, hidden)
+    visible = ~torch.isin(number, hidden)
     graph = data.clone()
-    graph.edge_index = edge_index[:, kept]
+    graph.edge_index = edge_index[:, visible]
     for values in ("edge_weight", "edge_attr"):
         if values in data:
-            graph[values] = data[values][kept]
+            graph[values] = data[values][visible]
     drawn = torch.randint(nodes, (2, 3 * count + 20), generator=draw).sort(dim=0).values
     apart = ~torch.isin(drawn[0] * nodes + drawn[1], links) & (drawn[0] != drawn[1])
     linked = torch.stack([hidden // nodes, hidden % nodes])

@@ -39,17 +39,17 @@ log = logging.getLogger(__name__)
 
 ENCODERS: dict[str, type[nn.Module]] = {"gcn": GCN, "gat": GAT, "sage": GraphSAGE, "gin": GIN}
 _TAKE_SPARSE = ("gcn", "gat")
-"""Those that begin with a linear layer; the others sum over neighbours first."""
+"""Encoders that begin with a linear layer; the others sum over neighbours first."""
 _ONE_PRODUCT = ("gcn", "sage", "gin")
-"""Those whose sum over neighbours is a product with the adjacency matrix."""
+"""Encoders whose sum over neighbours is a product with the adjacency matrix."""
 _EDGE_VALUES = {"gcn": "edge_weight", "gat": "edge_attr"}
-"""What of an edge an encoder takes, besides its ends."""
+"""Edge attribute that an encoder uses."""
 
 
 _DIMS, _WIDTH = 256, 128
-"""Of a model that is made before it has seen a graph."""
+"""Defaults of a model that has not seen a graph yet."""
 _HEAD_RATE = 0.5
-"""Share of the learning rate that the head has."""
+"""Factor of the learning rate for the head."""
 
 
 class NonNegGraph(
@@ -60,9 +60,9 @@ class NonNegGraph(
 ):
     """A graph encoder with a non-negative head, trained by contrasting two views of the graph.
 
-    `fit` and `encode` take a PyG `Data`, a networkx graph or a square scipy matrix; a code is a row
-    per node. Nodes that were not there in training can be encoded, too: pass a graph with them.
-    What is None follows from the graph it is fitted on, by `ncl_multi.adapters.graph.config.rule`.
+    `fit` and `encode` take a PyG `Data`, a networkx graph or a square scipy matrix; there is one
+    code per node. New nodes can be encoded, too: pass a graph that contains them. Settings that are
+    None are set by `ncl_multi.adapters.graph.config.rule` when it is fitted.
 
     Args:
         dims: Number of non-negative dimensions.
@@ -128,7 +128,7 @@ class NonNegGraph(
             taken = inspect.signature(encoder.forward).parameters
             self.edge_values = next((v for v in ("edge_weight", "edge_attr") if v in taken), None)
         head = HeadOptions(dims or _DIMS, hidden_dim, activation, batch_norm, density, k)
-        head.build(1)  # Refuses what does not fit together, before a graph is there.
+        head.build(1)  # Checks the options before there is a graph.
         self._options, self._dims = head, dims
         self.encoder: Any = None if self.name else encoder
         if in_dim is not None:
@@ -146,14 +146,14 @@ class NonNegGraph(
     def represent(
         self, *views: View, rows: Int[Tensor, " n"] | None = None
     ) -> list[Float[Tensor, "n h"]]:
-        """What the encoder gives for every view, before the head: standardised unit rows."""
+        """The encoder's output for every view, before the head: standardised unit rows."""
         encoded = [self._encode(*view) for view in views]
         if rows is not None:
             encoded = [h[rows] for h in encoded]
         return [self._unit(h) for h in encoded]
 
     def view_of(self, data: Data) -> View:
-        """The whole graph as this encoder takes it: features sparse where that is faster."""
+        """The whole graph as input of this encoder: features are sparse if that is faster."""
         edge_attr = data.get(self.edge_values, None) if self.edge_values else None
         return View(encoder_input(data, sparse=self.takes_sparse), data.edge_index, edge_attr)
 
@@ -170,8 +170,8 @@ class NonNegGraph(
         } | asdict(self.head.options)  # fmt: skip
 
     @classmethod
-    def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegGraph":
-        encoder = given.get("encoder")
+    def _build(cls, options: dict[str, Any], folder: Path, **load_options: Any) -> "NonNegGraph":
+        encoder = load_options.get("encoder")
         if options["encoder"] is None and encoder is None:
             raise ValueError(
                 "it was trained with an encoder of your own: pass encoder=<such a module>"
@@ -183,7 +183,7 @@ class NonNegGraph(
     def _make(self, in_dim: int) -> None:
         """Build what depends on the graph's features."""
         self.width = self.width or _WIDTH
-        own: dict[str | None, dict[str, Any]] = {
+        layer_options: dict[str | None, dict[str, Any]] = {
             "gat": {"edge_dim": self.edge_dim}, "gcn": {"normalize": False},
         }  # fmt: skip
         with torch.random.fork_rng():
@@ -195,7 +195,7 @@ class NonNegGraph(
                     2,
                     self.width,
                     act=self.encoder_activation,
-                    **own.get(self.name, {}),
+                    **layer_options.get(self.name, {}),
                 )
             self.standardise = SharedNorm(self.width)
             self.head = self._options.build(self.width)
@@ -230,7 +230,7 @@ class NonNegGraph(
         return {"data": "graph", "nodes": nodes, "edges": edges}
 
     def _optimizer(self, weights: Iterable[nn.Parameter], config: Any) -> torch.optim.Optimizer:
-        """The head moves half as fast: it starts on clusters, and is read the better for it."""
+        """The head learns half as fast: it starts on clusters, and stays more readable."""
         count = sum(weight.requires_grad for weight in self.encoder.parameters())
         every = list(weights)
         groups: list[dict[str, Any]] = [
@@ -240,7 +240,7 @@ class NonNegGraph(
         return torch.optim.Adam(groups, config.lr, weight_decay=config.weight_decay)
 
     def _follow(self, settings: Settings, data: Data) -> None:
-        """Build what was not given as the rule says for this graph."""
+        """Build the model; settings that were not given are set by the rule for this graph."""
         head = replace(self._options, dims=self._dims or settings.dims)
         if head.density is None and head.k is None and head.activation in ("relu", "rep_relu"):
             head = replace(head, k=active(head.dims))
@@ -250,7 +250,7 @@ class NonNegGraph(
         self._make(data.num_features)
 
     def _check_fits(self, data: Data) -> None:
-        """Refuse other features than it was made for; say what of the edges is not used."""
+        """Refuse another number of features; warn of edge attributes that are not used."""
         if data.num_features != self.in_dim:
             raise ValueError(
                 f"this model takes {self.in_dim} features per node; got {data.num_features}"
@@ -286,7 +286,7 @@ class NonNegGraph(
         self._options = self._options.signed()
 
     def _unit(self, h: Float[Tensor, "n h"]) -> Float[Tensor, "n h"]:
-        """Clusters of rows of one length are clusters of directions, which is what a head reads."""
+        """Unit rows: clusters of them are clusters of directions, which a linear head can read."""
         return F.normalize(self.standardise(h), dim=1)
 
     def _encode(
@@ -305,6 +305,6 @@ class NonNegGraph(
 
 def _fingerprint(data: Data) -> str:
     digest = hashlib.sha256(str((tuple(data.x.shape), data.num_edges)).encode())
-    for part in (data.x, data.edge_index):
-        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy())
+    for tensor in (data.x, data.edge_index):
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a graph is trained with: a signed contrast for the encoder, a non-negative one for codes."""
+"""The graph objective: a signed contrast trains the encoder, a non-negative one the codes."""
 
 from copy import copy
 from typing import Any
@@ -16,16 +16,16 @@ from ncl_multi.head import NonNegHead, k_means
 from ncl_multi.losses import info_nce, reconstruction_loss, spectral
 
 _CLUSTERED = 20_000
-"""Most nodes whose features are clustered for the start of the head."""
+"""Largest number of nodes that are clustered to start the head."""
 _SETTLED, _PASSES = 5_000, 30
-"""Nodes that the head is settled on, and how often it sees them."""
+"""Nodes that `settle` uses, and the number of passes over them."""
 _LENGTH, _CODE_LENGTH = 1.0, 5.0
 """Squared length of the rows that `spectral` contrasts, features and codes: what negatives weigh.
 On standardised features it is close to CCA-SSG's loss (arXiv 2106.12484)."""
 
 
 class GraphObjective(nn.Module):
-    """Two views of the graph, each without some edges and features; a node's codes are a pair.
+    """Two views of the graph with dropped edges and features; the codes of a node are a pair.
 
     The encoder learns from the contrast of its own features, which are signed. After a share
     `config.start` of the steps the head starts on clusters of these features. From then on its
@@ -50,12 +50,12 @@ class GraphObjective(nn.Module):
         head: NonNegHead = self.model.head
         self.rebuild = nn.Linear(head.out_dim, head.in_dim)
         self.reading = config.start == 0
-        # Kept with the weights, so that a run that resumes does not start the head again.
+        # Saved with the weights, so that a resumed run does not start the head again.
         self.register_buffer("started", torch.tensor(False))
         self._whole: dict[torch.device, Any] = {}
 
     def anneal(self, progress: float) -> None:
-        """Start the head when its time has come; `fit` calls this before every step."""
+        """Start the head after its share of the steps; `fit` calls this before every step."""
         self.reading = progress >= self.config.start
         if self.reading and not self.started:
             self.start_head()
@@ -113,8 +113,8 @@ class GraphObjective(nn.Module):
         if config.reconstruction:
             for z, h in zip(codes, embedded, strict=True):
                 rebuilt = self.rebuild(F.normalize(z, dim=1))
-                lost = reconstruction_loss(gather(rebuilt), gather(h))
-                loss = loss + config.reconstruction / 2 * lost
+                rebuild_loss = reconstruction_loss(gather(rebuilt), gather(h))
+                loss = loss + config.reconstruction / 2 * rebuild_loss
         return loss, codes[0]
 
     def _signed_contrast(self, embedded: list[Tensor]) -> Tensor:
@@ -139,29 +139,29 @@ class GraphObjective(nn.Module):
         )
 
     def _features(self, most: int) -> Tensor:
-        """What the encoder gives for at most so many nodes of the whole graph.
+        """The encoder's features of at most `most` nodes of the whole graph.
 
         Every process draws the same nodes.
         """
         with torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
             nodes = torch.randperm(len(self.data.x))[:most].to(self.started.device)
-            parts = [nodes] if self.around is None else nodes.split(self.config.batch_size)
+            batches = [nodes] if self.around is None else nodes.split(self.config.batch_size)
             embedded = []
-            for part in parts:
-                graph, _, rows = self._graph_around(part)
+            for batch in batches:
+                graph, _, rows = self._graph_around(batch)
                 embedded += self.model.represent(graph, rows=rows)
         return torch.cat(embedded)
 
     def _graph_around(self, nodes: Tensor) -> tuple[View, Adaptive | None, Tensor]:
         """The graph or a sample of it, GCA's factors, and where the nodes of the batch are."""
         if self.around is not None:
-            part = self.around(nodes.cpu()).to(nodes.device)
-            own = torch.arange(len(nodes), device=nodes.device)
-            return self.model.view_of(part), self._by_degree(part), own
+            sample = self.around(nodes.cpu()).to(nodes.device)
+            positions = torch.arange(len(nodes), device=nodes.device)
+            return self.model.view_of(sample), self._by_degree(sample), positions
         if nodes.device not in self._whole:
-            here = copy(self.data).to(nodes.device)
-            self._whole[nodes.device] = self.model.view_of(here), self._by_degree(here)
+            on_device = copy(self.data).to(nodes.device)
+            self._whole[nodes.device] = self.model.view_of(on_device), self._by_degree(on_device)
         return *self._whole[nodes.device], nodes
 
     def _by_degree(self, data: Any) -> Adaptive | None:
@@ -175,11 +175,10 @@ def _spectral(views: list[Tensor], length: float) -> Tensor:
 
 
 def cluster_cores(h: Float[Tensor, "n h"], clusters: int) -> Float[Tensor, "m h"]:
-    """Where each of so many clusters is dense: the mean of the rows nearest to its centre.
+    """The dense core of each cluster: the mean of the rows nearest to its centre.
 
-    k-means spends centres on rows that are like no others, and such a centre is a mixture of
-    whatever else is near. The mean of half of an average cluster's size, at least five rows, is
-    where rows are alike.
+    k-means also places centres on outliers, where the cluster is a mixture of unrelated rows. The
+    core is the mean of half as many rows as an average cluster has, at least five.
     """
     centres = k_means(h, clusters)
     size = min(len(h), max(5, len(h) // (2 * clusters)))

@@ -1,4 +1,4 @@
-"""What a graph run leaves behind: features, figures, a table."""
+"""The report of a graph run: features, figures, a table."""
 
 import logging
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ncl_multi.adapters.graph.links import HiddenLinks
 from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import name_dimensions
-from ncl_multi.metrics import readability, readable_features
+from ncl_multi.metrics import activity_figures, readable_features
 from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.metrics.nodes import (
     Split,
@@ -60,11 +60,11 @@ def write_report(
             "model": model.name, "data": data_name, "split": "all", "seed": seed,
             "activation": model.head.activation, "normalised": True, "classes": nodes.classes,
         }  # fmt: skip
-        shown = {
+        display = {
             "names": node_names(z, data.y, nodes),
             "drawings": drawings(z, data.edge_index, data.y),
         }
-        for output, codes, more in (("encoder", h, {}), ("head", z, shown)):
+        for output, codes, more in (("encoder", h, {}), ("head", z, display)):
             features = Features(codes, data.y, nodes.items, about | {"output": output} | more)
             features.save(folder / "features" / f"all_{output}.safetensors")
         row = measure(data, h, z, seed=seed) | readable_features(features).figures
@@ -80,22 +80,23 @@ def write_report(
         log.warning("the graph has no labels: accuracy, purity and agreement are left out")
     write_json(out / "metrics.json", figures)
     rows = {
-        name: {m: own["all"][m] for m in SHOWN if m in own["all"]} for name, own in figures.items()
+        name: {m: by_split["all"][m] for m in SHOWN if m in by_split["all"]}
+        for name, by_split in figures.items()
     }
     table(f"{data_name}, seed {seed}", rows)
     return figures
 
 
 def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
-    """Accuracy of encoder and head, what the codes are like, and how they cluster the nodes.
+    """Accuracy of encoder and head, readability of the codes, and how they cluster the nodes.
 
     Accuracy is on test nodes: of a random split, and of the public one if the graph has it.
     """
     y = data.y
     if y is None or len(y[y >= 0].unique()) < 2:
-        return readability(z)
-    known = (y >= 0).nonzero()[:, 0]
-    split, classes = random_split(y, seed), len(y[known].unique())
+        return activity_figures(z)
+    labelled = (y >= 0).nonzero()[:, 0]
+    split, classes = random_split(y, seed), len(y[labelled].unique())
     row = {}
     if len(y[split.train].unique()) > 1:
         row["encoder_accuracy"] = node_accuracy(h, y, split)["test"]
@@ -106,8 +107,8 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
         public = Split(*(data[m].nonzero()[:, 0] for m in ("train_mask", "val_mask", "test_mask")))
         row["encoder_accuracy_public_split"] = node_accuracy(h, y, public)["test"]
         row["head_accuracy_public_split"] = node_accuracy(z, y, public)["test"]
-    rows = z[known if isinstance(z, Tensor) else known.numpy()]
-    row |= readability(rows, y[known])
+    rows = z[labelled if isinstance(z, Tensor) else labelled.numpy()]
+    row |= activity_figures(rows, y[labelled])
     row |= agreement(strongest_dimension(z), y)
     row["communities"] = len(np.unique(communities(z)))
     for name, clusters in (

@@ -1,4 +1,4 @@
-"""Mini-batches of a graph that does not fit: nodes with a sample of their neighbourhood.
+"""Mini-batches of a graph that does not fit in memory: nodes with sampled neighbours.
 
 The loader is PyG's own `NeighborLoader`. It needs pyg-lib or torch-sparse, compiled packages that
 are not everywhere; where they are missing, the sampler below does the same in plain torch.
@@ -20,14 +20,14 @@ except ModuleNotFoundError as error:
 
 
 def neighbor_loader(data: Data, neighbors: Sequence[int]) -> NeighborLoader:
-    """Call it with node numbers: it returns their sampled neighbourhood, those nodes first.
+    """Called with node numbers it returns their sampled neighbourhood, these nodes first.
 
     `neighbors` are how many a node gets in each hop, -1 for all. Sampling in the training step
     rather than in the loader keeps it a function of the seed and the step.
     """
     for hop in neighbors:
         if hop < 1 and hop != -1:
-            raise ValueError(f"neighbours a hop must be at least 1, or -1 for all; got {hop}")
+            raise ValueError(f"neighbours per hop must be at least 1, or -1 for all; got {hop}")
     compiled = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
     sampler = None if compiled else TorchSampler(data, neighbors)
     return NeighborLoader(data, list(neighbors), neighbor_sampler=sampler)
@@ -49,23 +49,23 @@ class TorchSampler(BaseSampler):
         return self.order
 
     def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        frontier, found, known = index.node, [index.node], index.node
+        frontier, nodes_by_hop, visited = index.node, [index.node], index.node
         edges: list[Tensor] = []
         for most in self.neighbors:
             edges.append(self._edges_into(frontier, most))
             sources = self.source[edges[-1]].unique()
-            frontier = sources[~torch.isin(sources, known)]
-            found.append(frontier)
-            known = torch.cat(found)
+            frontier = sources[~torch.isin(sources, visited)]
+            nodes_by_hop.append(frontier)
+            visited = torch.cat(nodes_by_hop)
         edge = torch.cat(edges)
         place = torch.full((len(self.count),), -1)
-        place[known] = torch.arange(len(known))
+        place[visited] = torch.arange(len(visited))
         return SamplerOutput(
-            node=known,
+            node=visited,
             row=place[self.source[edge]],
             col=place[self.target[edge]],
             edge=edge,
-            num_sampled_nodes=[len(nodes) for nodes in found],
+            num_sampled_nodes=[len(nodes) for nodes in nodes_by_hop],
             num_sampled_edges=[len(hop) for hop in edges],
             metadata=(index.input_id, index.time),
         )

@@ -1,4 +1,4 @@
-"""Random views of a graph: edges and features dropped at random or by rank, slow nodes added."""
+"""Random views of a graph: edges and features dropped at random, slow nodes added."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,14 +16,14 @@ Edges = Int[Tensor, "2 edges"]
 EdgeValues = Float[Tensor, " edges"] | Float[Tensor, "edges values"]
 
 _MOST = 0.7
-"""GCA drops nothing more often than this, however unimportant, unless the share asked is larger."""
+"""Largest drop probability of GCA, unless the requested share is larger."""
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """GCA's dropping: the less important an edge or a feature, the more often it goes.
+    """GCA: the less important an edge or a feature, the more often it is dropped.
 
-    Factors on the asked share of drops, equal to 1 on average.
+    Factors on the requested share of drops, 1 on average.
     """
 
     edges: Float[Tensor, " edges"]
@@ -31,7 +31,7 @@ class Adaptive:
 
     @classmethod
     def by_degree(cls, x: Tensor, edge_index: Edges) -> "Adaptive":
-        """An edge matters by its ends' mean degree, a feature by the degrees of its nodes.
+        """Importance of an edge is its ends' mean degree, of a feature its nodes' degrees.
 
         Logarithms of both, as in the paper (arXiv 2010.14945), so that hubs do not dominate.
         """
@@ -60,8 +60,8 @@ def view(
 ) -> View:
     """The graph without a share `edges` of its edges and `features` of its feature columns.
 
-    The same columns go for all nodes, as in GRACE. `x` may be sparse (CSR). `half_hop` is the share
-    of nodes whose neighbours reach them later; see `with_slow_nodes`.
+    The same columns are dropped for all nodes, as in GRACE. `x` may be sparse (CSR). `half_hop` is
+    the share of nodes whose neighbours reach them later; see `with_slow_nodes`.
     """
     shares = {"edges to drop": edges, "features to drop": features, "nodes to slow": half_hop}
     for name, share in shares.items():
@@ -70,9 +70,9 @@ def view(
     factors = adaptive or Adaptive(
         torch.ones(edge_index.shape[1], device=x.device), torch.ones(x.shape[1], device=x.device)
     )
-    kept = _kept(factors.edges, edges)
-    x, edge_index = _columns(x, _kept(factors.features, features)), edge_index[:, kept]
-    edge_attr = None if edge_attr is None else edge_attr[kept]
+    kept_edges = _keep_mask(factors.edges, edges)
+    x, edge_index = _columns(x, _keep_mask(factors.features, features)), edge_index[:, kept_edges]
+    edge_attr = None if edge_attr is None else edge_attr[kept_edges]
     if half_hop:
         if edge_attr is not None:
             raise ValueError("half_hop has no weights for its new edges; this graph has weights")
@@ -98,7 +98,7 @@ def with_slow_nodes(x: Tensor, edge_index: Edges, share: float) -> View:
 
 
 def _factors(weight: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """(largest - s) / (largest - mean), s = log weight; what never occurs counts as the rarest."""
+    """(largest - s) / (largest - mean), s = log weight; what never occurs counts as rarest."""
     occurs = weight > 0
     if not occurs.any():
         return torch.ones_like(weight)
@@ -109,16 +109,16 @@ def _factors(weight: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return (log.max() - log) / spread
 
 
-def _kept(factor: Float[Tensor, " n"], share: float) -> Tensor:
+def _keep_mask(factor: Float[Tensor, " n"], share: float) -> Tensor:
     return torch.rand_like(factor) >= (factor * share).clamp(max=max(_MOST, share))
 
 
-def _columns(x: Tensor, kept: Tensor) -> Tensor:
+def _columns(x: Tensor, mask: Tensor) -> Tensor:
     """The features with all other columns set to zero."""
     if x.layout != torch.sparse_csr:
-        return x * kept
+        return x * mask
     columns = x.col_indices()
-    values = x.values() * kept[columns]
+    values = x.values() * mask[columns]
     return torch.sparse_csr_tensor(
         x.crow_indices(), columns, values, x.shape, check_invariants=False
     )
@@ -127,10 +127,12 @@ def _columns(x: Tensor, kept: Tensor) -> Tensor:
 def _with_mean_rows(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """Sparse rows, then the means of two rows each: a product with a matrix of ones and halves."""
     nodes, new = x.shape[0], len(source)
-    own = torch.arange(nodes, device=x.device)
-    columns = torch.cat([own, torch.stack([source, target], dim=1).flatten()])
-    ends = torch.cat([own, nodes + 2 * torch.arange(new + 1, device=x.device)])
-    halves = torch.cat([torch.ones_like(own, dtype=x.dtype), x.values().new_full((2 * new,), 0.5)])
+    real_nodes = torch.arange(nodes, device=x.device)
+    columns = torch.cat([real_nodes, torch.stack([source, target], dim=1).flatten()])
+    ends = torch.cat([real_nodes, nodes + 2 * torch.arange(new + 1, device=x.device)])
+    halves = torch.cat(
+        [torch.ones_like(real_nodes, dtype=x.dtype), x.values().new_full((2 * new,), 0.5)]
+    )
     mix = torch.sparse_csr_tensor(
         ends, columns, halves, (nodes + new, nodes), check_invariants=False
     )

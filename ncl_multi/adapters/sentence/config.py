@@ -16,9 +16,9 @@ class SentenceConfig(TrainConfig):
     """Train for these numbers of active dimensions in turn; the last is what the model serves. None
     takes 8, 16, ... up to the k of the head."""
     anneal_k: float = 1.0
-    """Start with so many times as many, and come down over the first 70 % of the steps."""
+    """Start with this many times as many entries, lowered over the first 70 % of the steps."""
     start: Literal["axes", "clusters", "random"] = "axes"
-    """Where the dimensions start: on axes along which the features are sparse, on clusters."""
+    """Where dimensions start: axes along which the features are sparse, clusters, or random."""
     loss: Loss = "info_nce"
     """The contrastive loss of pairs."""
     temperature: float = 0.1
@@ -29,15 +29,15 @@ class SentenceConfig(TrainConfig):
     """Share of texts without a given positive that are paired with one of their nearest others; the
     rest are paired with a noisy copy of themselves."""
     mined_among: int = 8
-    """Mined positives are among so many nearest; the nearer, the likelier."""
+    """Mined positives are drawn from this many nearest; the nearer, the likelier."""
     mined_negatives: bool = False
     """Where some examples have a hard negative, also give those without one the farthest of their
     anchor's neighbours."""
     blended: float = 0.7
-    """Share of neighbours that stand for documents: the mean of a text's features and those of two
-    others near it. Texts that are searched are longer than most texts to train on."""
+    """Share of neighbours that are replaced by artificial documents: the mean of a text's features
+    and those of two neighbours. Texts to search are longer than most training texts."""
     passages: bool | None = None
-    """Whether texts are documents, each paired with its own sentences; None finds out."""
+    """Whether texts are documents, each paired with its own sentences; None detects it."""
     correlation: float = 30.0
     """Weight of the correlation between the cosines of codes and those of the encoder."""
     imitation: float = 10.0
@@ -46,7 +46,7 @@ class SentenceConfig(TrainConfig):
     scores: float = 0.5
     """Weight of the correlation with human scores, where the corpus has any."""
     neighbours: int = 64
-    """Pairs whose cosines are compared include a sentence and one of so many nearest others."""
+    """Pairs whose cosines are compared include a sentence and one of this many neighbours."""
     reconstruction: float = 0.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     dropout: float = 0.05
@@ -54,10 +54,10 @@ class SentenceConfig(TrainConfig):
     finetune: bool = False
     """Train the encoder too; otherwise it is frozen and its features are cached."""
     steps: int | None = 250
-    """Stop after this many steps instead of after `epochs`: a head that starts on axes is soon
-    trained, and moves away from texts unlike the training texts if it is trained for long."""
+    """Stop after this many steps instead of after `epochs`: a head that starts on axes needs
+    few steps, and gets worse on other kinds of texts if it is trained for long."""
     batch_size: int = 192
     """Examples per process."""
     lr: float = 3e-4
     ema: float | None = 0.98
-    """End with a moving average of the weights: few pairs make for noisy ones."""
+    """End with a moving average of the weights, which are noisy with few pairs."""

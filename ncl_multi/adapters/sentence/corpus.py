@@ -1,4 +1,4 @@
-"""Sentences to train on: which belong together, what is near, and their cached features."""
+"""Sentences to train on: which belong together, which are near, and their cached features."""
 
 import hashlib
 import json
@@ -22,10 +22,10 @@ from ncl_multi.training.neighbours import Neighbours
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences, each once; examples and pairs are rows of them, with what people say of pairs.
+    """Unique sentences; examples and pairs are their row numbers, pairs with human scores.
 
-    An example is an anchor, its positive and its hard negative, as far as there are any: -1 stands
-    for a positive or negative that nobody has given.
+    An example is an anchor, its positive and its hard negative; -1 marks a positive or negative
+    that was not given.
     """
 
     sentences: list[str]
@@ -49,7 +49,7 @@ class Corpus:
         Args:
             examples: Texts, pairs or triplets.
             scored: Pairs with the scores that people gave them.
-            name: What the model card calls it.
+            name: Name in the model card.
             passages: Whether texts are documents, whose positives are their own sentences; None if
                 most of them have three sentences of five words or more.
 
@@ -100,18 +100,18 @@ class Corpus:
         return cls(list(number), examples, pairs, scores, name)
 
     def fingerprint(self) -> str:
-        """A hash of the sentences and of what belongs together."""
+        """A hash of the sentences, examples, pairs and scores."""
         parts = [self.examples.tolist(), self.pairs.tolist(), self.scores.tolist()]
         return hashlib.sha256(json.dumps([self.sentences, *parts]).encode()).hexdigest()[:16]
 
     def draw_pairs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the two sides of random pairs, and their scores; none if there are none."""
+        """Rows of the two sides of random pairs, and their scores; empty if there are no pairs."""
         drawn = torch.randint(max(1, len(self.pairs)), (count if len(self.pairs) else 0,))
         return self.pairs[drawn, 0], self.pairs[drawn, 1], self.scores[drawn]
 
 
 class Examples:
-    """Anchors, positives and hard negatives of a batch; what nobody has given is mined.
+    """Anchors, positives and hard negatives of a batch; those that were not given are mined.
 
     An example without a positive gets one of its anchor's nearest others, or the anchor itself,
     which dropout makes another view. Where any example has a hard negative, one without gets
@@ -127,7 +127,7 @@ class Examples:
 
     @cached_property
     def around(self) -> Neighbours:
-        """The neighbours of all sentences, found when they are first asked for."""
+        """The neighbours of all sentences, computed on first use."""
         return Neighbours(self.h, self.config.neighbours)
 
     def columns(self, batch: Int[Tensor, "n columns"]) -> list[Int[Tensor, " n"]]:
@@ -142,17 +142,17 @@ class Examples:
         if len(others) > 1:
             negatives = others[1]
             if (negatives < 0).any():
-                # Its own positive is a rival of all other anchors: `contrast` spares its own.
-                mine = self.config.mined_negatives
-                none = self.around.nearest[anchors, -1] if mine else positives
+                # Its own positive is a rival of the other anchors only, in `contrast`.
+                mine_negatives = self.config.mined_negatives
+                none = self.around.nearest[anchors, -1] if mine_negatives else positives
                 negatives = torch.where(negatives < 0, none, negatives)
             columns.append(negatives)
         return columns
 
     def blended(self, rows: Int[Tensor, " m"], near: Int[Tensor, " m"]) -> Tensor:
-        """Features of what is near each row; a share of them are those of a document, made up.
+        """Features of a neighbour of each row; a share of them are artificial documents.
 
-        That is the mean of three texts that are near each other, as long as the first.
+        These are the mean of three texts near each other, with the length of the first.
         """
         h = self.h[near]
         mean = h + self.h[self.around.of(near)] + self.h[self.around.of(rows)]
@@ -163,7 +163,7 @@ class Examples:
 def cached_features(model: Any, sentences: Sequence[str], precision: str = "fp32") -> Tensor:
     """The encoder's features of sentences, computed once and kept in the user's cache folder.
 
-    They are found again by the encoder's weights, not by its name. In `bf16` they differ from those
+    The cache key is the encoder's weights, not its name. In `bf16` they differ from those
     in `fp32` by one part in ten thousand; processors that have it are three times as fast.
     """
     encoder = model.encoder
@@ -184,27 +184,27 @@ def cached_features(model: Any, sentences: Sequence[str], precision: str = "fp32
 
 
 def passages_of(document: str, most: int = 4) -> list[str]:
-    """The first sentence of a text and others spread over it, of five words or more.
+    """The first sentence of a text and others at even distances, of five words or more.
 
     Example:
         >>> passages_of("A wing in a slipstream. Yes. It was tested in a tunnel.")
         ['A wing in a slipstream.', 'It was tested in a tunnel.']
     """
-    parts = re.split(r"(?<=[.?!])\s+", document)
-    parts = [part for part in parts if len(part.split()) >= 5]
-    return parts[:: max(1, -(-len(parts) // most))]
+    sentences = re.split(r"(?<=[.?!])\s+", document)
+    sentences = [sentence for sentence in sentences if len(sentence.split()) >= 5]
+    return sentences[:: max(1, -(-len(sentences) // most))]
 
 
 def _with_passages(rows: list[tuple[str, ...]], passages: bool | None) -> list[tuple[str, ...]]:
-    """Documents as pairs of a sentence, which stands for what may be asked, and its document."""
+    """Documents as pairs of a sentence, in place of a query, and its document."""
     if len(rows[0]) > 1 or passages is False:
         return rows
     split = [passages_of(text) for (text,) in rows]
-    if passages is None and 2 * sum(len(parts) >= 3 for parts in split) <= len(rows):
+    if passages is None and 2 * sum(len(sentences) >= 3 for sentences in split) <= len(rows):
         return rows
     pairs: list[tuple[str, ...]] = []
-    for (text,), parts in zip(rows, split, strict=True):
-        pairs += [(part, text) for part in parts if part != text] or [(text,)]
+    for (text,), sentences in zip(rows, split, strict=True):
+        pairs += [(sentence, text) for sentence in sentences if sentence != text] or [(text,)]
     return pairs
 
 

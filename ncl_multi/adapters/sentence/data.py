@@ -1,4 +1,4 @@
-"""Texts to train on, by name or file: broad ones, captions, documents to be searched, your own."""
+"""Texts to train on, by name or file: broad texts, captions, documents to search, your own."""
 
 import logging
 import random
@@ -16,7 +16,7 @@ Scored = Literal["stsb", "none"]
 NAMES = ("broad", "wordnet", "snli", "cranfield")
 HELD = 4000
 """Entries of WordNet that `broad` and `wordnet` leave for `held_out`."""
-# Columns that say whether the two sentences of a row belong together.
+# Columns of judgements whether the two sentences of a row belong together.
 _JUDGEMENTS = ("score", "label", "gold_label", "similarity", "is_duplicate", "relevance")
 
 
@@ -29,9 +29,9 @@ def read_corpus(
     """A corpus by name or file.
 
     `broad` are dictionary entries of WordNet, each a text; entries with a sentence in which the
-    word is used; and triplets of SNLI: in this order 5 : 1 : 2. Of these named sets, sentences that
-    STS-B or SICK judge are left out; sentences are the same if they differ in case and punctuation
-    only. Your own texts are taken as they are.
+    word is used; and triplets of SNLI: in this order 5 : 1 : 2. From these named sets, sentences of
+    the STS-B and SICK test data are left out, compared without case and punctuation. Your own texts
+    are not filtered.
 
     Args:
         source: `broad`, `wordnet`, `snli`; a file, or `hf:<name>` on the hub, see `read_examples`;
@@ -50,16 +50,16 @@ def read_corpus(
     if scored == "stsb":
         first, second, scores = data.stsb("train")
         pairs = list(zip(zip(first, second, strict=True), scores, strict=True))
-        kept = [pair for pair in pairs if not judged & _plains(pair[0])]
+        allowed = [pair for pair in pairs if not judged & _plains(pair[0])]
         log.warning(
-            f"left out {len(pairs) - len(kept)} scored pairs with sentences that are judged"
+            f"left out {len(pairs) - len(allowed)} scored pairs with sentences of the test data"
         )
-        pairs = kept
+        pairs = allowed
     return Corpus.mixed(kinds, pairs, name=source)
 
 
 def read_examples(source: str | Path, columns: Sequence[str] | None = None) -> list[Any]:
-    """Texts, pairs or triplets of a table, and a notice of what was taken from it.
+    """Texts, pairs or triplets of a table; what was read is logged.
 
     A csv, tsv, jsonl or parquet file, or `hf:<name>` on the hub: see `read_table` for its columns.
     The lines of a txt file and the documents of `cranfield` or of a folder in the layout of BEIR
@@ -91,7 +91,7 @@ def held_out() -> tuple[list[str], list[int]]:
 
 
 def plain(sentence: str) -> str:
-    """A sentence without case and punctuation: what tells whether two are the same."""
+    """A sentence without case and punctuation, to compare sentences by."""
     letters = (letter if letter.isalnum() else " " for letter in sentence.lower())
     return " ".join("".join(letters).split())
 
@@ -104,7 +104,7 @@ def _named(source: str, limit: int | None) -> list[Any]:
         return []
     synsets = _shuffled()[HELD:]
     entries = [synset.entry for synset in synsets]
-    # Shorter ones are phrases, which say little without the word they are examples of.
+    # Shorter ones are phrases, which mean little without their headword.
     used = [(s.entry, text) for s in synsets for text in s.examples if len(text.split()) >= 4]
     if source == "wordnet":
         return [entries[:limit]]

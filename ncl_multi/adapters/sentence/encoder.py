@@ -1,4 +1,4 @@
-"""A Hugging Face model as a plain encoder: items in, one vector each out."""
+"""A Hugging Face model as a plain encoder: one vector per item."""
 
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ _POOLER_MODELS = ("clip_vision_model", "siglip_vision_model")
 
 
 class Encoder(nn.Module):
-    """A Hugging Face model with its processor and a pooling: items in, one vector each out."""
+    """A Hugging Face model with its processor and a pooling: one vector per item."""
 
     def __init__(self, model: nn.Module, processor: Any, pooling: Pooling, tower: Tower):
         super().__init__()
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
         processor: Any = None,
         trust_remote_code: bool = False,
     ) -> "Encoder":
-        """Find out what `source` is, and load it."""
+        """Load an encoder from a name, a folder or a module."""
         if pooling is not None and pooling not in get_args(Pooling):
             raise ValueError(
                 f"pooling must be one of {', '.join(get_args(Pooling))}; got {pooling!r}"
@@ -107,9 +107,9 @@ class Encoder(nn.Module):
         """Inputs of one batch."""
         if self.stock:
             return {
-                name: part
-                for name, part in self.processor.preprocess(items).items()
-                if isinstance(part, Tensor)
+                name: tensor
+                for name, tensor in self.processor.preprocess(items).items()
+                if isinstance(tensor, Tensor)
             }
         if self.tower == "image":
             return {"pixel_values": self.processor(images=items, return_tensors="pt").pixel_values}
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
 
     @property
     def window(self) -> int | None:
-        """Tokens of a text that are read at once; None if there is no limit."""
+        """Most tokens of a text that are read at once; None for no limit."""
         if self.tower != "text":
             return None
         if self.stock:
@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         return min(self.processor.model_max_length, most or 8192)
 
     def passages(self, text: str) -> list[str]:
-        """A text in as few pieces of about equal length as are needed to read all of it."""
+        """The text split into as few pieces of about equal length as fit the window."""
         # A token has at least one letter, so most texts need not be counted.
         if self.window is None or len(text) <= self.window:
             return [text]
@@ -144,16 +144,18 @@ class Encoder(nn.Module):
         # Words have different numbers of tokens: pieces of equal words need room to differ.
         words, pieces = text.split(), -(-count // int(0.9 * self.window))
         ends = [len(words) * piece // pieces for piece in range(pieces + 1)]
-        parts = [" ".join(words[start:end]) for start, end in pairwise(ends)]
-        return [part for part in parts if part] or [text]
+        passages = [" ".join(words[start:end]) for start, end in pairwise(ends)]
+        return [passage for passage in passages if passage] or [text]
 
     def forward(self, inputs: dict[str, Tensor]) -> Float[Tensor, "n width"]:
         if self.stock:
             return self.model(dict(inputs))["sentence_embedding"]
         if hasattr(self.model, "get_image_features"):
-            ours = ("pixel_values",) if self.tower == "image" else ("input_ids", "attention_mask")
+            inputs_of_tower = (
+                ("pixel_values",) if self.tower == "image" else ("input_ids", "attention_mask")
+            )
             pick = getattr(self.model, f"get_{self.tower}_features")
-            out = pick(**{name: inputs[name] for name in ours})
+            out = pick(**{name: inputs[name] for name in inputs_of_tower})
             return out if isinstance(out, Tensor) else out.pooler_output
         return pool(self.model(**inputs), inputs.get("attention_mask"), self.pooling)
 
@@ -167,7 +169,7 @@ class Encoder(nn.Module):
     def _width(self) -> int:
         blank: Any = "a" if self.tower == "text" else np.zeros((64, 64, 3), dtype=np.uint8)
         training = [module for module in self.modules() if module.training]
-        inputs = {name: part.to(self.device) for name, part in self.prepare([blank]).items()}
+        inputs = {name: tensor.to(self.device) for name, tensor in self.prepare([blank]).items()}
         width = self.eval()(inputs).shape[1]
         for module in training:
             module.training = True
@@ -199,7 +201,7 @@ def pool(
 
 
 def checked(row: int, item: Any, tower: Tower) -> Any:
-    """The item as the processor wants it, or an error that names its row."""
+    """The item in the form that the processor takes, or an error that names its row."""
     if tower == "text":
         if not isinstance(item, str):
             raise ValueError(
@@ -214,7 +216,7 @@ def checked(row: int, item: Any, tower: Tower) -> Any:
 
 
 def length(item: Any) -> int:
-    """What to sort by, so that batches need little padding."""
+    """Sort key, so that batches need little padding."""
     return len(item) if isinstance(item, str) else 0
 
 
@@ -278,28 +280,28 @@ def _is_ours(folder: Path) -> bool:
     if (folder / "model" / "config.json").is_file():
         return True
     try:
-        known = read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return False
-    return "checkpoint_every" in known or str(known.get("format")).startswith("ncl_multi")
+    return "checkpoint_every" in config or str(config.get("format")).startswith("ncl_multi")
 
 
-def _tower(config: Any, wanted: Tower | None, name: str) -> Tower:
+def _tower(config: Any, requested: Tower | None, name: str) -> Tower:
     """Whether a model reads text or images, from its config."""
     if hasattr(config, "vision_config") and hasattr(config, "text_config"):
-        if wanted is None:
+        if requested is None:
             raise ValueError(
-                f"{name} has a text and an image tower: say tower='text' or tower='image'"
+                f"{name} has a text and an image tower: pass tower='text' or tower='image'"
             )
-        return wanted
+        return requested
     reads: list[Tower] = []
     if hasattr(config, "vocab_size"):
         reads.append("text")
     elif hasattr(config, "num_channels") or hasattr(config, "image_size"):
         reads.append("image")
-    if not reads or wanted not in (None, *reads):
-        known = f"reads {reads[0]}s" if reads else "reads neither text nor images"
-        raise ValueError(f"{name} ({config.model_type}) {known}; got tower={wanted!r}")
+    if not reads or requested not in (None, *reads):
+        ability = f"reads {reads[0]}s" if reads else "reads neither text nor images"
+        raise ValueError(f"{name} ({config.model_type}) {ability}; got tower={requested!r}")
     return reads[0]
 
 
@@ -311,7 +313,7 @@ def _default_pooling(config: Any, tower: Tower) -> Pooling:
 
 
 def _auto_model(config: Any) -> Any:
-    # Of a model that reads and writes, only the reading half is an encoder.
+    # Of an encoder-decoder model, only the first half is an encoder.
     if getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForTextEncoding
     return transformers.AutoModel
@@ -321,10 +323,10 @@ def _is_stock(name: str) -> bool:
     """Whether it is a sentence-transformers model, with its own pooling."""
     if Path(name).is_dir():
         return (Path(name) / "modules.json").is_file()
-    found = transformers.utils.cached_file(
+    modules_file = transformers.utils.cached_file(
         name, "modules.json", _raise_exceptions_for_missing_entries=False
     )
-    return found is not None
+    return modules_file is not None
 
 
 def _sentence_transformer(name: str, trust_remote_code: bool) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A trained model for places where this package is not: sentence-transformers, ONNX."""
+"""Export a trained model to run without this package: sentence-transformers, ONNX."""
 
 import tempfile
 from pathlib import Path
@@ -29,8 +29,8 @@ def export_sentence_transformers(model: NonNegEncoder, folder: str | Path) -> Pa
     `folder/sparse_encoder` for `SparseEncoder`, which cannot share one.
 
     Normalisation is folded into the linear layer, `Dense` with ReLU. With `k`, the layer is the
-    stock `SparseAutoEncoder`, the one module of theirs that keeps the largest entries; in
-    `SparseEncoder`, `encode(..., max_active_dims=16)` then asks for fewer. Rows have unit length.
+    stock `SparseAutoEncoder`, the one stock module that keeps the largest entries; in
+    `SparseEncoder`, `encode(..., max_active_dims=16)` then keeps fewer. Rows have unit length.
     """
     folder = Path(folder)
     modules = stock_modules(model)
@@ -49,7 +49,7 @@ def stock_modules(model: NonNegEncoder) -> list[nn.Module]:
     """The model as sentence-transformers modules, on the CPU."""
     if model.encoder.tower != "text":
         raise ValueError("only text encoders have a form in sentence-transformers; this is images")
-    layers = [part for part in model.head.fold().cpu() if not isinstance(part, nn.Identity)]
+    layers = [layer for layer in model.head.fold().cpu() if not isinstance(layer, nn.Identity)]
     if not type(layers[1]).__module__.startswith("torch.nn") or (
         model.head.k is not None and model.head.activation not in ("relu", "rep_relu")
     ):
@@ -58,7 +58,7 @@ def stock_modules(model: NonNegEncoder) -> list[nn.Module]:
             f"k={model.head.k}; train with relu"
         )
     modules = _encoder_modules(model.encoder)
-    linear = [part for part in layers if isinstance(part, nn.Linear)]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     for layer in linear[:-1]:
         modules.append(_dense(layer, nn.ReLU()))
     if model.head.k is None:
@@ -69,7 +69,7 @@ def stock_modules(model: NonNegEncoder) -> list[nn.Module]:
 
 
 def export_onnx(model: NonNegEncoder, path: str | Path) -> Path:
-    """Write encoder and folded head as one ONNX graph from token numbers to unit codes.
+    """Write encoder and folded head as one ONNX graph from token ids to unit codes.
 
     The batch and the length of sentences are free. The graph is run once with onnxruntime and must
     give the model's own codes to 1e-4, which is what single precision allows.
@@ -87,16 +87,16 @@ def export_onnx(model: NonNegEncoder, path: str | Path) -> Path:
     inputs = model.encoder.prepare(sentences)
     names = [name for name in inputs if name in ("input_ids", "attention_mask", "token_type_ids")]
     graph = _Codes(model, names).eval()
-    given = tuple(inputs[name] for name in names)
+    arguments = tuple(inputs[name] for name in names)
     rows, tokens = torch.export.Dim("rows"), torch.export.Dim("tokens")
     torch.onnx.export(
-        graph, given, str(path), input_names=names, output_names=["codes"], dynamo=True,
+        graph, arguments, str(path), input_names=names, output_names=["codes"], dynamo=True,
         dynamic_shapes=(tuple({0: rows, 1: tokens} for _ in names),), verbose=False,
     )  # fmt: skip
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     got = session.run(None, {name: inputs[name].numpy() for name in names})[0]
     with torch.no_grad():
-        apart = float((torch.from_numpy(got) - graph(*given)).abs().max())
+        apart = float((torch.from_numpy(got) - graph(*arguments)).abs().max())
     if apart > 1e-4:
         raise ValueError(f"the ONNX graph differs from the model by {apart:.2g}; it is at {path}")
     return path
@@ -109,8 +109,8 @@ class _Codes(nn.Module):
         super().__init__()
         self.encoder, self.head, self.names = model.encoder, model.head.fold(), names
 
-    def forward(self, *given: Tensor) -> Tensor:
-        h = self.encoder(dict(zip(self.names, given, strict=True)))
+    def forward(self, *tensors: Tensor) -> Tensor:
+        h = self.encoder(dict(zip(self.names, tensors, strict=True)))
         return F.normalize(self.head(h), dim=1)
 
 

@@ -50,16 +50,16 @@ def wrap(
             folder; or a loaded module (of transformers, or a `SentenceTransformer`).
         dims: Width of the codes; None for seven quarters of the encoder's: both directions of every
             axis, except those that hardly fire.
-        pooling: `own` is what the model was made with: the modules of a sentence-transformers
-            model, the last token of a decoder, the pooled output of CLIP. None takes it where there
-            is one, else the mean of text tokens, or the class token of an image.
-        tower: Which half of a model that has both, like CLIP.
+        pooling: `own` is the pooling the model was trained with: the modules of a
+            sentence-transformers model, the last token of a decoder, the pooled output of CLIP.
+            None takes it if there is one, else the mean of text tokens, or the class token.
+        tower: `text` or `image`, for a model that has both, like CLIP.
         processor: Tokenizer or image processor of a loaded module; None loads the one that belongs
             to it.
         hidden_dim: Like the other options up to `k`, for `NonNegHead`.
         activation: See `NonNegHead`.
-        batch_norm: See `NonNegHead`. Off, because it gives axes along which texts hardly differ as
-            much weight as others: nearest neighbours are then further from the encoder's.
+        batch_norm: See `NonNegHead`. Off, because it gives axes along which texts hardly differ the
+            same weight as others, which changes the nearest neighbours.
         density: See `NonNegHead`.
         k: See `NonNegHead`.
         seed: Of the weights the head starts with.
@@ -112,8 +112,8 @@ class NonNegEncoder(
         return {"pooling": self.encoder.pooling, "tower": self.encoder.tower, "head": head}
 
     @classmethod
-    def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegEncoder":
-        trust = given.get("trust_remote_code", False)
+    def _build(cls, options: dict[str, Any], folder: Path, **load_options: Any) -> "NonNegEncoder":
+        trust = load_options.get("trust_remote_code", False)
         encoder = Encoder.load_saved(
             folder / "encoder", options["pooling"], options["tower"], trust
         )
@@ -137,7 +137,7 @@ class NonNegEncoder(
 
     def _save_parts(self, folder: Path) -> None:
         self.encoder.save(folder / "encoder")
-        state = {name: part.cpu().contiguous() for name, part in self.head.state_dict().items()}
+        state = {name: tensor.cpu().contiguous() for name, tensor in self.head.state_dict().items()}
         save_file(state, folder / "head.safetensors")
 
     def _load_parts(self, folder: Path) -> None:
@@ -160,7 +160,7 @@ class NonNegEncoder(
             else:
                 self.head.start_on(h - mean, config.start)
             self.head.centre_on(mean)
-        # Codes come out whole in training: the objective cuts them to each k.
+        # In training codes are not cut here: the objective cuts them to each k.
         self.head.k = None
         objective = SentenceObjective(self if config.finetune else self.head, corpus, h, ks, config)
         loader = DataLoader(
@@ -187,7 +187,7 @@ class NonNegEncoder(
                 pieces, owners = self._pieces(ready)
                 # Longest first: a batch that does not fit in memory fails at once.
                 order = np.argsort([-length(piece) for piece in pieces], kind="stable")
-                parts, shown = [], 0
+                parts, reported = [], 0
                 for start in range(0, len(pieces), size):
                     rows = order[start : start + size]
                     with torch.inference_mode():
@@ -198,40 +198,40 @@ class NonNegEncoder(
                         raise ValueError(f"the encoder gives NaN or infinity for row {row}")
                     parts.append(h)
                     done = (start + len(rows)) * len(window) // len(pieces)
-                    bar.update(done - shown)
-                    shown = done
+                    bar.update(done - reported)
+                    reported = done
                 yield _means(torch.cat(parts)[np.argsort(order)], owners, len(window))
 
     def _pieces(self, items: list[Any]) -> tuple[list[Any], np.ndarray]:
-        """What the encoder reads, long texts in passages, and the row that each belongs to."""
+        """Inputs of the encoder, long texts in passages, and the row that each belongs to."""
         if self.encoder.tower != "text":
             return items, np.arange(len(items))
         passages = [self.encoder.passages(text) for text in items]
-        owners = np.repeat(np.arange(len(items)), [len(own) for own in passages])
-        return [passage for own in passages for passage in own], owners
+        owners = np.repeat(np.arange(len(items)), [len(pieces) for pieces in passages])
+        return [passage for pieces in passages for passage in pieces], owners
 
     def _features(self, items: list[Any]) -> Tensor:
         inputs = self.encoder.prepare(items)
         device = self.encoder.device
-        return self.encoder({name: part.to(device) for name, part in inputs.items()}).float()
+        return self.encoder({name: tensor.to(device) for name, tensor in inputs.items()}).float()
 
     def _encoder_name(self) -> str:
         return f"{type(self.encoder.model).__name__}, {self.encoder.pooling} pooling"
 
-    def _shown(self, items: Iterable[Any]) -> dict[str, Any]:
+    def _display(self, items: Iterable[Any]) -> dict[str, Any]:
         return {"items": list(items)} if self.encoder.tower == "text" else {}
 
 
 def _fresh_head(options: dict[str, Any], width: int) -> NonNegHead:
     # Version 0.1 called the width of the codes out_dim.
-    given = {name: value for name, value in options.items() if name != "in_dim"}
-    given["dims"] = given.pop("out_dim", given.get("dims"))
+    head_options = {name: value for name, value in options.items() if name != "in_dim"}
+    head_options["dims"] = head_options.pop("out_dim", head_options.get("dims"))
     if options.get("in_dim", width) != width:
         raise ValueError(
             f"the head takes {options['in_dim']} features, this encoder gives {width}: they "
             f"belong to different models"
         )
-    return HeadOptions(**given).build(width)
+    return HeadOptions(**head_options).build(width)
 
 
 def both_directions(
@@ -239,8 +239,8 @@ def both_directions(
 ) -> Float[Tensor, "directions width"]:
     """Both directions of every axis along which features are sparse, the strongest first.
 
-    Directions are ranked one by one: of a skewed axis, one direction may hardly be among the
-    largest of any row. The axes are those of `most` random rows.
+    Directions are ranked one by one: one direction of a skewed axis may hardly be among the
+    largest entries of any row. The axes are those of `most` random rows.
 
     Example:
         >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -0.1]])
@@ -256,7 +256,7 @@ def both_directions(
 
 
 def _means(h: Tensor, owners: np.ndarray, count: int) -> Tensor:
-    """The mean of the rows of each owner, as long as they are on average."""
+    """The mean of the rows of each owner, scaled to their average length."""
     if len(h) == count:
         return h
     owner = torch.from_numpy(owners).to(h.device)

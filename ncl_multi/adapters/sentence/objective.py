@@ -17,12 +17,12 @@ from ncl_multi.losses import correlation_loss, imitation, info_nce, spectral
 Codes = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
 
-# Of cosines between a text and the neighbours of all others: low, so that the nearest count.
+# For cosines of a text and neighbours of all texts; a low one considers the nearest only.
 _TEACHER_TEMPERATURE = 0.05
 
 
 def at_each_k(z: Codes, ks: Sequence[int] | None) -> list[Tensor]:
-    """The same codes cut to each number of entries; whole if there is nothing to cut to."""
+    """The codes cut to each number of entries; whole codes if `ks` is None."""
     return top_ks(z, ks) if ks else [z]
 
 
@@ -35,14 +35,14 @@ def contrast(
 ) -> Scalar:
     """The contrastive loss of anchors, positives and, if there are any, hard negatives.
 
-    A hard negative is one more item of the batch whose partner is itself: a rival of every anchor,
-    its own included. `groups` say which positives, then negatives, are the same text: `info_nce`
-    does not push an anchor away from what is its own positive, too.
+    A hard negative is an extra item of the batch whose partner is itself: a rival of every anchor,
+    including its own. `groups` mark positives, then negatives, with the same text: `info_nce` does
+    not push an anchor away from its own positive.
     """
     anchors, positives, *negatives = columns
     za, zb = torch.cat([anchors, *negatives]), torch.cat([positives, *negatives])
     if loss == "spectral":
-        # Lengths of top-k codes say how many entries were kept, not how common a sentence is.
+        # The length of a top-k code depends on k, not on how common a sentence is.
         return spectral(F.normalize(za, dim=1), F.normalize(zb, dim=1))
     return info_nce(za, zb, temperature=temperature, groups=groups)
 
@@ -50,9 +50,9 @@ def contrast(
 class SentenceObjective(nn.Module):
     """The loss of a batch of examples, for several numbers of active dimensions in turn.
 
-    The contrast of anchors and positives does the work. It may be helped by the correlation of the
-    codes' cosines with those of the encoder or with human scores, and by rebuilding the features.
-    Each batch is cut to one k: that costs a quarter of all four at once and reaches the same.
+    The main term is the contrast of anchors and positives. Optional terms are the correlation of
+    the codes' cosines with those of the encoder or with human scores, and rebuilding the features.
+    Each batch is cut to one k, a quarter of the cost of all four at once, with the same result.
 
     Args:
         model: A head, for cached features, or a whole `NonNegEncoder`.
@@ -79,11 +79,11 @@ class SentenceObjective(nn.Module):
         self.dims, self.turns, self.factor = head.out_dim, list(ks or ()), 1.0
         self.examples = Examples(h, config)
         self.rebuild = nn.Linear(self.dims, h.shape[1]) if config.reconstruction else None
-        # Part of the checkpoint, so that a resumed run takes the next turn.
+        # In the checkpoint, so that a resumed run continues with the next turn.
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def anneal(self, progress: float) -> None:
-        """Set the numbers of entries in force at this share of the run."""
+        """Set the numbers of entries for this share of the run."""
         self.factor = self.config.anneal_k ** max(0.0, 1 - progress / 0.7)
 
     @property
@@ -103,7 +103,7 @@ class SentenceObjective(nn.Module):
         if config.correlation or config.imitation:
             drawn += self.examples.around.draw(2 * len(batch))
         rows = torch.cat([*columns, *drawn])
-        sizes = [len(part) for part in (*columns, *drawn)]
+        sizes = [len(column) for column in (*columns, *drawn)]
         h = self.h[rows]
         if len(drawn) > 2 and config.blended and not config.finetune:
             h = torch.cat([h[: -sizes[-1]], self.examples.blended(*drawn[2:])])
@@ -126,7 +126,7 @@ class SentenceObjective(nn.Module):
             loss = loss + config.correlation * correlation_loss(*_pairs(parts), cosines)
         if config.imitation:
             whole = _gathered(z, sizes)[-2]
-            # Short codes among each other, and whole ones, as of a query, among short ones.
+            # Short codes against each other; whole ones, as of queries, against short ones.
             for texts in (parts[-2], whole):
                 pupil, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
                 loss = loss + config.imitation * imitation(pupil, teacher, _TEACHER_TEMPERATURE)
@@ -141,13 +141,13 @@ class SentenceObjective(nn.Module):
     def _inputs(self, rows: Tensor, h: Tensor) -> Any:
         if self.config.finetune:
             inputs = self.model.encoder.prepare([self.corpus.sentences[row] for row in rows])
-            return {name: part.to(h.device) for name, part in inputs.items()}
-        # The encoder's own dropout is not at hand: drop some of its features instead.
+            return {name: tensor.to(h.device) for name, tensor in inputs.items()}
+        # Cached features have no dropout of the encoder: drop a share of the features instead.
         return F.dropout(h, self.config.dropout)
 
 
 def _gathered(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return [gather(part) for part in x.split(list(sizes))]
+    return [gather(rows) for rows in x.split(list(sizes))]
 
 
 def _pairs(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -164,8 +164,8 @@ def _pairs(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 class NonNegLoss(nn.Module):
     """The objective for sentence-transformers' own trainer, on a model with non-negative output.
 
-    Columns of the dataset are anchor, positive and any number of hard negatives. `model` is kept
-    under this name because the trainer puts its distributed copy there.
+    Columns of the dataset are anchor, positive and any number of hard negatives. The attribute
+    must be called `model`: the trainer puts its distributed copy there.
 
     Args:
         model: A `SentenceTransformer` or `SparseEncoder` that ends in `Dense(..., nn.ReLU())`.
@@ -190,15 +190,15 @@ class NonNegLoss(nn.Module):
         return torch.stack(losses).mean()
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of the training."""
+        """Settings that the model card lists."""
         return {"ks": self.ks, "temperature": self.temperature}
 
 
 class SparseAutoencoder(nn.Module):
-    """CSR as sentence-transformers has it, on cached features: the method to compare with.
+    """CSR of sentence-transformers on cached features: the baseline.
 
-    Its `SparseAutoEncoder` and `CSRLoss` as they are. In them the pre-activations are masked in
-    place before the pass with 4k entries, so that term adds nothing while no unit is dead.
+    Stock `SparseAutoEncoder` and `CSRLoss`. They mask the pre-activations in place before the pass
+    with 4k entries, so that term adds nothing while no unit is dead.
     """
 
     def __init__(self, in_dim: int, dims: int, k: int):
@@ -211,7 +211,7 @@ class SparseAutoencoder(nn.Module):
                 "needs sentence-transformers: pip install 'ncl-multi[sentence]'"
             ) from error
         self.body = SparseAutoEncoder(in_dim, dims, k=k, k_aux=min(512, dims))
-        # It asks of a model only what the autoencoder alone has, too.
+        # The loss uses only attributes that the autoencoder has, too.
         self.loss = CSRLoss(cast(Any, self.body))
 
     def forward(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a sentence run is worth: readable dimensions, and quality at k active entries."""
+"""The report of a sentence run: readable dimensions, and quality at k active entries."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ COLLECTIONS = ("cisi", "lisa", "cranfield")
 Coder = Callable[[Tensor], Tensor]
 Figures = dict[str, dict[str, float]]
 
-# Methods whose dimensions are ordered once for all texts, so that the first k are kept.
+# Methods that keep the first k dimensions, the same for all texts.
 _ORDERED = ("truncated", "pca")
 _SEARCHED = 20_000
 _SHOWN = 10_000
@@ -48,10 +48,10 @@ _SHOWN = 10_000
 
 @dataclass(frozen=True)
 class TextBenchmarks:
-    """The encoder's features of everything that is judged.
+    """The encoder's features of all benchmark texts.
 
     `pairs` are the two sides of pairs of sentences and their scores; `searched` are queries,
-    documents and which answer which.
+    documents and their relevance.
     """
 
     pairs: dict[str, tuple[Tensor, Tensor, Tensor]]
@@ -64,7 +64,7 @@ class TextBenchmarks:
         pairs: Sequence[str] = PAIRS,
         collections: Sequence[str] = COLLECTIONS,
     ) -> "TextBenchmarks":
-        """STS-B, SICK, CISI, LISA and Cranfield, as far as NCL_DATA contains them."""
+        """STS-B, and SICK, CISI, LISA and Cranfield if NCL_DATA contains them."""
         compared: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         searched: dict[str, tuple[Tensor, Tensor, csr_array]] = {}
         for name in pairs:
@@ -77,14 +77,18 @@ class TextBenchmarks:
             compared[name] = embed(first), embed(second), torch.tensor(scores)
         for name in collections:
             try:
-                found = data.collection(name)
+                collection = data.collection(name)
             except FileNotFoundError as error:
                 log.warning(f"not measured: {error}")
                 continue
-            relevant = lil_array((len(found.queries), len(found.documents)))
-            for query, rows in enumerate(found.relevant):
+            relevant = lil_array((len(collection.queries), len(collection.documents)))
+            for query, rows in enumerate(collection.relevant):
                 relevant[query, rows] = 1
-            searched[name] = embed(found.queries), embed(found.documents), csr_array(relevant)
+            searched[name] = (
+                embed(collection.queries),
+                embed(collection.documents),
+                csr_array(relevant),
+            )
         return cls(compared, searched)
 
     @torch.no_grad()
@@ -92,7 +96,7 @@ class TextBenchmarks:
         """Quality with k active entries, or the first k dimensions if they are `ordered`, by split.
 
         Spearman for pairs, nDCG@10 for what is searched: with k entries on both sides, and with
-        whole queries (`_whole_query`), which cost no storage. None measures whole codes.
+        whole queries (`_whole_query`), which need no storage. None measures whole codes.
         """
         figures: Figures = {}
         for name, (first, second, scores) in self.pairs.items():
@@ -102,11 +106,11 @@ class TextBenchmarks:
             row = figures.setdefault("test" if split == "trial" else split, {})
             row[f"{benchmark}_spearman"] = spearman(F.cosine_similarity(za, zb), scores)
         for name, (queries, documents, relevant) in self.searched.items():
-            asked, stored = code(queries), _cut(code(documents), k, ordered)
+            query_codes, stored = code(queries), _cut(code(documents), k, ordered)
             row = figures.setdefault("test", {})
-            row[f"{name}_ndcg_at_10"] = ndcg_at_k(_cut(asked, k, ordered), stored, relevant)
+            row[f"{name}_ndcg_at_10"] = ndcg_at_k(_cut(query_codes, k, ordered), stored, relevant)
             if k is not None and not ordered:
-                whole = ndcg_at_k(_cut(asked, None, False), stored, relevant)
+                whole = ndcg_at_k(_cut(query_codes, None, False), stored, relevant)
                 row[f"{name}_ndcg_at_10_whole_query"] = whole
         return figures
 
@@ -124,28 +128,31 @@ def write_report(
     """Write features, exports and figures of a run.
 
     The features are those of the texts that were given; what belongs to a model other than `ncl`
-    is written to a folder of its name. Benchmarks are read only if asked for, or to compare with
-    `others`.
+    is written to a folder of its name. Benchmarks are measured only if `benchmarks` is true, or
+    to compare with `others`.
     """
-    ours = models["ncl"]
+    ncl_model = models["ncl"]
     figures: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         folder = out if name == "ncl" else out / name
         # A page of more items is not read.
-        shown = corpus.sentences[:_SHOWN]
+        texts = corpus.sentences[:_SHOWN]
         h = cached_features(model, corpus.sentences, precision)[:_SHOWN]
-        features = _features(model, shown, h, data=corpus.name, split="train")
+        features = _features(model, texts, h, data=corpus.name, split="train")
         features.save(folder / "features" / "train_head.safetensors")
         figures[name] = {"train": {"alive": alive(features.z)}}
         if corpus.name in ("broad", "wordnet"):
             figures[name]["test"] = _readable(model, corpus.name, folder, precision)
-    export_sentence_transformers(ours, out / "sentence_transformers")
+    export_sentence_transformers(ncl_model, out / "sentence_transformers")
     if onnx:
-        export_onnx(ours, out / "model.onnx")
-    table("readable", {f"{m} {s}": row for m, own in figures.items() for s, row in own.items()})
+        export_onnx(ncl_model, out / "model.onnx")
+    table(
+        "readable",
+        {f"{m} {s}": row for m, by_split in figures.items() for s, row in by_split.items()},
+    )
     if benchmarks or others:
-        judged = TextBenchmarks.of(partial(cached_features, ours, precision=precision))
-        measured = quality(judged, {"ncl": whole_codes(ours), **others})
+        judged = TextBenchmarks.of(partial(cached_features, ncl_model, precision=precision))
+        measured = quality(judged, {"ncl": whole_codes(ncl_model), **others})
         table("quality at k active entries", {m: row["test"] for m, row in measured.items()})
         log.info("the same as a plot: %s", plot(measured, out / "quality.png"))
         figures |= measured
@@ -162,7 +169,7 @@ def write_report(
 
 
 def whole_codes(model: NonNegEncoder) -> Coder:
-    """The head as it serves, without the cut to its k."""
+    """The head without the cut to its k."""
     folded = model.head.fold().cpu()
     return folded if model.head.k is None else folded[:-1]
 
@@ -182,7 +189,7 @@ def quality(
             if k > _width(judged, code):
                 continue
             row = judged.row(code, k, ordered=ordered)
-            # A value in single precision, and for sparse codes the number of its dimension.
+            # A float32 value and, for sparse codes, the index of its dimension.
             row["test"]["bytes"] = k * (4.0 if ordered else 6.0)
             if (took := _search_ms(judged, code, k, ordered)) is not None:
                 row["test"]["search_ms"] = took
@@ -191,7 +198,7 @@ def quality(
 
 
 def baselines(model: NonNegEncoder, corpus: Corpus, config: Any) -> dict[str, Coder]:
-    """CSR at each k and PCA on the same texts: CSR on the same examples, for as many steps."""
+    """CSR at each k and PCA on the same texts; CSR with the same examples and number of steps."""
     from ncl_multi.training import fit as loop
 
     h = cached_features(model, corpus.sentences, config.precision)
@@ -226,9 +233,9 @@ def plot(figures: Mapping[str, Figures], path: Path) -> Path:
     """Draw every measure of quality against active entries, one line per method."""
     from matplotlib.figure import Figure
 
-    wanted = ("stsb_spearman", "sick_spearman", *(f"{name}_ndcg_at_10" for name in COLLECTIONS))
+    candidates = ("stsb_spearman", "sick_spearman", *(f"{name}_ndcg_at_10" for name in COLLECTIONS))
     dense = figures["dense"]["test"]
-    measures = [measure for measure in wanted if measure in dense]
+    measures = [measure for measure in candidates if measure in dense]
     figure = Figure(figsize=(5 * max(1, len(measures)), 4), layout="constrained")
     for place, measure in enumerate(measures, 1):
         axes = figure.add_subplot(1, len(measures), place)
@@ -265,7 +272,7 @@ def _readable(model: NonNegEncoder, name: str, folder: Path, precision: str) -> 
 
 @torch.no_grad()
 def _features(model: NonNegEncoder, texts: list[str], h: Tensor, data: str, split: str) -> Features:
-    """What `model.features` gives, from the encoder's features instead of texts."""
+    """As `model.features`, from the encoder's features instead of texts."""
     codes = to_csr(model.head.fold().cpu()(h))
     features = replace(model.features(texts[:1], split=split), z=codes, items=texts)
     features.about.update(data=data)

@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[vision]'") from error
 
 MOST_SIDE = 1024
-"""Largest side of images, in pixels. To find its width an encoder is shown one of its size."""
+"""Largest side of images, in pixels: an encoder's width is found with one image of this size."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -107,11 +107,11 @@ class NonNegVision(
         return {"model": self.name, "size": self.size} | asdict(self.head.options)
 
     @classmethod
-    def _build(cls, options: dict[str, Any], folder: Path, **given: Any) -> "NonNegVision":
+    def _build(cls, options: dict[str, Any], folder: Path, **load_options: Any) -> "NonNegVision":
         # A saved model has its weights; a config that asks for others would have them fetched.
         if options.pop("pretrained", False):
             raise ValueError("pretrained must not be set in the config of a saved model")
-        return super()._build(options, folder, **given)
+        return super()._build(options, folder, **load_options)
 
     def _fit(self, data: Any, config: Any) -> dict[str, Any]:
         images = image_set(data, self.size)
@@ -137,7 +137,7 @@ class NonNegVision(
                 yield self.represent(self.prepare(images[start : start + size]))
 
     def prepare(self, images: Tensor | Sequence[Any]) -> Float[Tensor, "n 3 size size"]:
-        """Images as the encoder takes them: in [0, 1], three channels, its size, its device."""
+        """Images as inputs of the encoder: in [0, 1], three channels, its size and device."""
         if not isinstance(images, Tensor):
             images = as_tensor(images, self.size)
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
@@ -152,13 +152,13 @@ class NonNegVision(
             ).clamp(0, 1)
         return x
 
-    def _shown(self, items: Any) -> dict[str, Any]:
+    def _display(self, items: Any) -> dict[str, Any]:
         images = image_set(items, self.size)
         return {"thumbnails": thumbnails(images)}
 
 
 class NonNegClassifier(NonNegVision):
-    """A `NonNegVision` that learns from labels: its codes are what a linear classifier reads.
+    """A `NonNegVision` that learns from labels, with a linear classifier on its codes.
 
     With a signed head (`activation="none"`) the loss is plain cross entropy, with a non-negative
     one it is the paper's NCE. `classes` is the number of classes. `fit` takes an `ImageSet`.
@@ -203,7 +203,7 @@ class NonNegClassifier(NonNegVision):
 
 
 def image_set(data: Any, size: int) -> ImageSet:
-    """Images as an `ImageSet`; those that have no labels get zeros."""
+    """Images as an `ImageSet`; images without labels get zeros."""
     if isinstance(data, ImageSet):
         return data
     images = data if isinstance(data, Tensor) else as_tensor(data, size)
@@ -239,7 +239,7 @@ def as_tensor(images: Sequence[Any], size: int) -> Tensor:
 def fingerprint(images: ImageSet) -> str | None:
     """A hash of all pixels and labels, or of the names and sizes of files and 64 pictures.
 
-    None for a table of the hub, of which `fit` looks at 64 rows.
+    None for a table of the hub, for which `fit` hashes 64 rows.
     """
     pictures: Any = images.images
     digest = hashlib.sha256(images.y.numpy().tobytes())
@@ -279,8 +279,8 @@ def backbone(name: str, size: int, pretrained: bool = False) -> nn.Module:
     elif name == "resnet-small":
         model = _small_resnet()
     elif timm.is_model(name):
-        known = timm.get_pretrained_cfg(name)
-        fixed: dict[str, Any] = {"img_size": size} if known and known.fixed_input_size else {}
+        cfg = timm.get_pretrained_cfg(name)
+        fixed: dict[str, Any] = {"img_size": size} if cfg and cfg.fixed_input_size else {}
         model = timm.create_model(name, num_classes=0, pretrained=pretrained, **fixed)
     else:
         near = timm.list_models(f"*{name[:6]}*")[:5]
@@ -334,7 +334,7 @@ def _small_resnet() -> nn.Module:
 def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
     from torchvision import models
 
-    # Those for other tasks than classification fetch a backbone that nobody asked for.
+    # Models for other tasks would fetch a pretrained backbone.
     if name not in models.list_models(module=models):
         raise ValueError(
             f"torchvision has no classifier {name!r}; see torchvision.models.list_models("
@@ -345,11 +345,11 @@ def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
         if hasattr(model, last):
             setattr(model, last, nn.Identity())
             return model
-    raise ValueError(f"torchvision's {name} has no classifier to take off; use a timm model")
+    raise ValueError(f"torchvision's {name} has no classifier to remove; use a timm model")
 
 
 def _width(encoder: nn.Module, size: int) -> int:
-    """Features the encoder gives, found by asking it."""
+    """Width of the encoder's output, from a forward pass."""
     encoder.eval()
     with torch.no_grad():
         width = encoder(torch.zeros(1, 3, size, size)).shape[-1]

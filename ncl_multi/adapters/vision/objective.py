@@ -1,4 +1,4 @@
-"""What images are trained with: SimCLR without labels, cross entropy with them."""
+"""Objectives for images: SimCLR without labels, cross entropy with labels."""
 
 from typing import Any
 

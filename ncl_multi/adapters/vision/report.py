@@ -1,4 +1,4 @@
-"""What a vision run leaves behind: features, figures, a table."""
+"""The report of a vision run: features, figures, a table."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,10 +17,10 @@ from ncl_multi.data.corrupt import CORRUPTIONS, corrupt
 from ncl_multi.data.pictures import ImageSet, thumbnails
 from ncl_multi.metrics import (
     LinearProbe,
+    activity_figures,
     fine_tuned_predictions,
     knn_accuracy,
     linear_probe,
-    readability,
     readable_features,
 )
 from ncl_multi.report import table, write_json
@@ -58,7 +58,7 @@ def write_report(
 def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> dict[str, float]:
     """Save the features of both splits in `<out>/features`; return figures of the test split.
 
-    Pictures of your own are also saved together, as `all`: at most 10,000, at even distances.
+    Features of your own pictures are also saved together, as `all`: at most 10,000, evenly spaced.
     Neighbours, the probe's training rows and the names of dimensions come from the train split.
     Sparsity, readability and correlation are of the head's codes.
     """
@@ -71,13 +71,15 @@ def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> 
             }  # fmt: skip
             files[split, output] = Features(normalize(codes, dim=1), images.y, about=about)
     names = name_dimensions(files["train", "head"])
-    shown = files["test", "head"] = _shown(files["test", "head"], test, names, len(test))
+    test_features = files["test", "head"] = _with_display(
+        files["test", "head"], test, names, len(test)
+    )
     for (split, output), features in files.items():
         features.save(out / "features" / f"{split}_{output}.safetensors")
     # The named sets are tensors; pictures of a folder or the hub are read when they are needed.
     if not isinstance(test.images, Tensor):
-        rest = _shown(files["train", "head"], train, names, MOST_SHOWN)
-        everything = join({"train": rest, "test": shown})
+        train_features = _with_display(files["train", "head"], train, names, MOST_SHOWN)
+        everything = join({"train": train_features, "test": test_features})
         everything = everything.take(spread(len(everything), MOST_SHOWN))
         everything.save(out / "features" / "all_head.safetensors")
     row: dict[str, float] = {}
@@ -85,19 +87,19 @@ def measure(model: NonNegVision, train: ImageSet, test: ImageSet, out: Path) -> 
         z_train, z_test = files["train", output].dense(), files["test", output].dense()
         row |= _known(z_train, train.y, z_test, test.y, output)
     read = readable_features(files["test", "head"], names=names).figures
-    return row | readability(shown.z, test.y) | read
+    return row | activity_figures(test_features.z, test.y) | read
 
 
 def _known(z: Tensor, y: Tensor, test_z: Tensor, test_y: Tensor, output: str) -> dict[str, float]:
-    """What neighbours and a probe find out about the classes."""
+    """Accuracy of nearest neighbours and of a linear probe."""
     return {
         f"knn_{output}": knn_accuracy(z, y, test_z, test_y),
         f"probe_{output}": linear_probe(z, y, test_z, test_y),
     }
 
 
-def _shown(features: Features, images: ImageSet, names: list[str], most: int) -> Features:
-    """Features with what a person can look at, of at most so many rows."""
+def _with_display(features: Features, images: ImageSet, names: list[str], most: int) -> Features:
+    """Features with classes and thumbnails as items; at most `most` rows."""
     rows = spread(len(images), most)
     return replace(
         features.take(rows),
@@ -108,7 +110,7 @@ def _shown(features: Features, images: ImageSet, names: list[str], most: int) ->
 
 
 def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
-    """What the encoder and what the head gives for images, on the CPU, not normalised."""
+    """Outputs of the encoder and of the head, on the CPU, not normalised."""
     h = model.embed(images.images, progress=True)
     with torch.inference_mode():
         return {"encoder": h, "head": model.head.fold().cpu()(h)}
@@ -117,7 +119,7 @@ def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
 def fine_tuned_hits(
     model: NonNegVision, train: ImageSet, test: ImageSet, *, epochs: int = 10, seed: int = 0
 ) -> Tensor:
-    """Which test images are classified rightly by a copy of the encoder trained on labels."""
+    """Which test images a copy of the encoder, fine-tuned on labels, classifies correctly."""
     views = Views(model.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
 
     def encode(trained: nn.Module, x: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ def fine_tuned_hits(
 
 
 def corrupted_hits(model: NonNegVision, probe: LinearProbe, test: ImageSet) -> dict[str, Tensor]:
-    """Which test images made worse a probe of the encoder gets right, by what was done to them."""
+    """Which corrupted test images a probe of the encoder classifies correctly, by corruption."""
     pictures = {kind: corrupt(test.images[:], kind) for kind in CORRUPTIONS}
     guesses = {kind: probe.predict(model.embed(worse)) for kind, worse in pictures.items()}
     return {kind: guess.cpu() == test.y for kind, guess in guesses.items()}

@@ -1,7 +1,7 @@
-"""Random views of a batch of pictures, on the batch's device, another one for every picture.
+"""Random views of a batch of pictures, on the batch's device; each picture gets its own.
 
 Cropping, scaling, mirroring and blurring are linear along each axis, and colour changes are linear
-across channels. So a view is three small matrix products a picture: rows, columns, colours.
+across channels. So a view is three small matrix products per picture: rows, columns, colours.
 """
 
 import math
@@ -89,7 +89,7 @@ class Views:
 def resampling(
     start: Float[Tensor, " n"], length: Float[Tensor, " n"], old: int, new: int
 ) -> Float[Tensor, "n new old"]:
-    """Weights that cut a piece out of `old` pixels and scale it to `new`, bilinear, antialiased.
+    """Weights that crop `old` pixels and scale them to `new`, bilinear, antialiased.
 
     Example:
         >>> resampling(torch.tensor([2.0]), torch.tensor([2.0]), 4, 1)

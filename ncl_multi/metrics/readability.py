@@ -1,8 +1,8 @@
-"""Can a dimension be read? What its strongest rows have in common, and whether it comes again.
+"""Readability of dimensions: what their strongest rows have in common, and their stability.
 
 Measures are means over *readable* dimensions, which fire for at least five rows. Rows are brought
-to unit length first. Codes are a tensor or a `scipy.sparse.csr_array`. A signed dimension is read
-by its positive end, the way a page shows it.
+to unit length first. Codes are a tensor or a `scipy.sparse.csr_array`. Of a signed
+dimension only the positive end is read, as on the page.
 """
 
 import warnings
@@ -35,7 +35,7 @@ from ncl_multi.metrics.codes import (
 from ncl_multi.training.health import ACTIVE
 
 Judge: TypeAlias = Labels | Float[Tensor, "n e"]
-"""What says how alike two rows are: their labels, or embeddings the model never saw."""
+"""How similar two rows are, by their labels or by embeddings the model never saw."""
 
 OtherCodes: TypeAlias = Float[Tensor, "n other"] | csr_array
 """Codes of the same rows in another width."""
@@ -43,15 +43,15 @@ OtherCodes: TypeAlias = Float[Tensor, "n other"] | csr_array
 _STRONGEST = 10
 _ONE_CLASS = "all rows have the same label, so any set of rows is pure"
 _FIRES = 5
-"""A dimension that fires for fewer rows has nothing to be read from."""
+"""A dimension that fires for fewer rows cannot be read."""
 
 
 class NotMeasurableError(ValueError):
-    """These codes or labels leave a measure without a meaning; the message says why."""
+    """A measure is not defined for these codes or labels; the message explains why."""
 
 
 class Readable(NamedTuple):
-    """Measures that apply to a set of codes, and why the others do not."""
+    """Measures of a set of codes, and the reasons why others were left out."""
 
     figures: dict[str, float]
     left_out: dict[str, str]
@@ -123,9 +123,9 @@ def readable_features(
     if y is not None and (y.ndim != 1 or y.is_floating_point() or not bool((y >= 0).any())):
         y = None
     if y is not None and bool((y < 0).any()):
-        known = (y >= 0).nonzero()[:, 0]
-        y, z = y[known], z[known.numpy()]
-        embeddings = None if embeddings is None else embeddings[known]
+        labelled = (y >= 0).nonzero()[:, 0]
+        y, z = y[labelled], z[labelled.numpy()]
+        embeddings = None if embeddings is None else embeddings[labelled]
     figures, left_out = readable(z, y, embeddings=embeddings)
     if y is not None:
         figures["class_consistency"] = class_consistency(z, y)
@@ -149,7 +149,7 @@ def readable_dims(z: Codes) -> Bool[np.ndarray, " d"]:
 def purity(z: Codes, y: Labels) -> float:
     """purity@10: mean over readable dimensions of `dimension_purity`.
 
-    Compare it with `chance_purity`, and with `cluster_purity`: what the same codes would allow.
+    Compare it with `chance_purity`, and with `cluster_purity`, which the same codes can reach.
 
     Example:
         >>> purity(torch.ones(10, 1), torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]))
@@ -252,16 +252,16 @@ def intruder(z: Codes, judge: Judge, *, trials: int = 10, seed: int = 0) -> floa
     else:
         judge = F.normalize(judge.double(), dim=1)
     rows, dims = _strongest(z)
-    shown = _with_intruders(unit_rows(z), rows[:, :_FIRES], dims, trials, seed)
-    found = []
-    for group in torch.from_numpy(shown).split(4096):
+    groups = _with_intruders(unit_rows(z), rows[:, :_FIRES], dims, trials, seed)
+    hit_rates = []
+    for group in torch.from_numpy(groups).split(4096):
         items = judge[group]
         alike = items @ items.mT if judge.ndim == 2 else items[:, :, None] == items[:, None]
-        # Every row is as like itself as any other: the sums keep their order.
+        # All rows are equally similar to themselves, so the order of the sums does not change.
         unlike = -alike.double().sum(dim=2)
         picked = (unlike >= unlike.amax(dim=1, keepdim=True) - 1e-9).double()
-        found.append(picked[:, -1] / picked.sum(dim=1))
-    return float(torch.cat(found).mean())
+        hit_rates.append(picked[:, -1] / picked.sum(dim=1))
+    return float(torch.cat(hit_rates).mean())
 
 
 def distinct(z: Codes) -> float:
@@ -432,13 +432,13 @@ def _with_intruders(
     if len(dims) < 2:
         raise NotMeasurableError("an intruder needs a second dimension; only one is readable")
     draw = np.random.default_rng(seed)
-    # Most rows are silent in a sparse dimension; the few attempts more make up for the others.
+    # Most rows are silent in a sparse dimension; several attempts find one.
     attempts = 8
     shape = (len(dims), trials, attempts)
     other = (np.arange(len(dims))[:, None, None] + draw.integers(1, len(dims), shape)) % len(dims)
     strange = rows[other, draw.integers(0, rows.shape[1], shape)]
-    here = np.broadcast_to(dims[:, None, None], shape).copy()
-    silent = entries(z, strange, here) <= ACTIVE
+    columns = np.broadcast_to(dims[:, None, None], shape).copy()
+    silent = entries(z, strange, columns) <= ACTIVE
     first = silent.argmax(axis=2)[:, :, None]
     strange = np.take_along_axis(strange, first, axis=2)[:, :, 0]
     dim, trial = np.nonzero(silent.any(axis=2))
@@ -456,5 +456,5 @@ def _centred(z: Codes) -> tuple[Float[Tensor, "n r"], Int[np.ndarray, " r"]]:
         )
     columns = dense(unit_rows(z)[:, dims]).double()
     columns = columns - columns.mean(dim=0)
-    # Below this a column is constant but for rounding.
+    # Below this a column is constant up to rounding.
     return F.normalize(columns * (columns.norm(dim=0) > 1e-6), dim=0), dims
