@@ -101,7 +101,7 @@ def activity_figures(z: Codes, y: Labels | None = None) -> dict[str, float]:
 
 
 def interpretability(z: Codes, y: Labels | None = None) -> dict[str, float]:
-    """`activity_figures`, the entropy of classes and the effective rank, in one pass over the codes.
+    """`activity_figures`, the entropy of classes and the effective rank, in one pass.
 
     Example:
         >>> figures = interpretability(torch.eye(4), torch.tensor([0, 0, 1, 1]))
