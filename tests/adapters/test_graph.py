@@ -324,18 +324,6 @@ def test_the_head_waits_for_its_start_and_takes_part_in_every_step(graph):
     assert torch.equal(objective.model.head.out.weight, started), "it starts once"
 
 
-@pytest.mark.parametrize("encoder", ["gcn", "gat", OneLayer()])
-def test_the_head_moves_half_as_fast_as_the_encoder(graph, encoder):
-    model = NonNegGraph(16, in_dim=150, width=8, encoder=encoder)
-    config = GraphConfig().for_graph(30, graph.num_edges)
-    objective = GraphObjective(model, prepare(graph), config)
-    fast, slow = model._optimizer(list(objective.parameters()), config).param_groups
-    assert [id(p) for p in fast["params"]] == [id(p) for p in model.encoder.parameters()]
-    rest = [*model.head.parameters(), *objective.rebuild.parameters()]
-    assert {id(p) for p in slow["params"]} == {id(p) for p in rest}
-    assert (fast.get("lr_scale", 1.0), slow["lr_scale"]) == (1.0, 0.5)
-
-
 def test_cluster_cores_lie_where_rows_are_alike():
     draw = torch.Generator().manual_seed(0)
     groups = F.normalize(torch.randn(3, 8, generator=draw), dim=1)

@@ -26,7 +26,7 @@ class GraphConfig(TrainConfig):
     """Weight of the spectral loss of the codes, over all nodes in a step."""
     reconstruction: float = 3.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
-    start: float = 0.4
+    start: float = 0.5
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
     drop_edges: tuple[float, float] = (0.3, 0.3)
     """Share of edges dropped in each view."""
@@ -45,7 +45,7 @@ class GraphConfig(TrainConfig):
     epochs: int | None = None  # type: ignore[assignment]
     """Passes over the nodes, instead of `steps`."""
     lr: float | None = None  # type: ignore[assignment]
-    """Highest learning rate of the encoder; that of the head is half of it."""
+    """Highest learning rate."""
     weight_decay: float = 0.0
     """Pull of the weights towards zero."""
     warmup: float = 0.0
@@ -98,9 +98,9 @@ def rule(nodes: int, edges: int) -> Settings:
       represent a community, not a node.
     - `k`, the active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
-      negatives, for 80 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048
+      negatives, for 100 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048
       nodes with 10 neighbours and 5 of each of those, for one epoch.
-    - `lr` .002.
+    - `lr` .001.
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
@@ -113,8 +113,8 @@ def rule(nodes: int, edges: int) -> Settings:
         width=256,
         dims=dims,
         k=active(dims),
-        steps=80 if nodes <= 10_000 else 60,
-        lr=2e-3,
+        steps=100 if nodes <= 10_000 else 60,
+        lr=1e-3,
         neighbors=None if nodes <= WHOLE and edges <= _WHOLE_EDGES else (10, 5),
     )
 

@@ -8,7 +8,7 @@ Example:
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,6 @@ _EDGE_VALUES = {"gcn": "edge_weight", "gat": "edge_attr"}
 
 _DIMS, _WIDTH = 256, 128
 """Defaults of a model that has not seen a graph yet."""
-_HEAD_RATE = 0.5
-"""Factor of the learning rate for the head."""
 
 
 class NonNegGraph(
@@ -223,21 +221,13 @@ class NonNegGraph(
             objective,
             loader,
             config,
-            optimizer=lambda weights: self._optimizer(weights, config),
+            optimizer=lambda weights: torch.optim.Adam(
+                weights, config.lr, weight_decay=config.weight_decay
+            ),
             fingerprint=_fingerprint(data),
         )
         objective.settle()
         return {"data": "graph", "nodes": nodes, "edges": edges}
-
-    def _optimizer(self, weights: Iterable[nn.Parameter], config: Any) -> torch.optim.Optimizer:
-        """The head learns half as fast: it starts on clusters, and stays more readable."""
-        count = sum(weight.requires_grad for weight in self.encoder.parameters())
-        every = list(weights)
-        groups: list[dict[str, Any]] = [
-            {"params": every[:count]},
-            {"params": every[count:], "lr_scale": _HEAD_RATE},
-        ]
-        return torch.optim.Adam(groups, config.lr, weight_decay=config.weight_decay)
 
     def _follow(self, settings: Settings, data: Data) -> None:
         """Build the model; settings that were not given are set by the rule for this graph."""
