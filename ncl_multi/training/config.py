@@ -13,7 +13,6 @@ log = logging.getLogger(__name__)
 
 LEAST_ROWS = 10
 """Training needs at least this many rows: with fewer there are hardly any negatives."""
-_BF16_INSTRUCTIONS = "avx512_bf16", "amx_tile"
 Config = TypeVar("Config", bound="TrainConfig")
 Active = TypeVar("Active", int, int | None)
 
@@ -54,7 +53,7 @@ class TrainConfig:
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 if the device
+    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 on a GPU that
     has instructions for it, else fp32."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
@@ -187,16 +186,17 @@ def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
 
 
 def _multiplies_in_bf16(device: str | None) -> bool:
-    """Whether the device has bf16 instructions; without them fp32 is faster."""
+    """Whether the device is a GPU with bf16 instructions.
+
+    Processors have them, too, but their convolutions in bf16 gave NaN for maps of one pixel.
+    """
     import torch
 
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device not in (None, "cpu") or torch.accelerator.is_available():
-        return False
-    # torch has no public names for these yet.
-    checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in _BF16_INSTRUCTIONS)
-    return any(supported is not None and supported() for supported in checks)
+    return (
+        device != "cpu"
+        and torch.cuda.is_available()
+        and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
 
 
 def _processes() -> int:

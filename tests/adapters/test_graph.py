@@ -574,7 +574,7 @@ NONE, EDGE = torch.zeros(2, 0, dtype=torch.int64), torch.tensor([[0], [1]])
         (Data(x=torch.zeros(2, 0), edge_index=EDGE), "nodes need features"),
         (Data(x=torch.ones(2, 2)), "a graph is a torch_geometric.data.Data"),
         ([1, 2], "got list"),
-        (Data(x=torch.tensor([[1.0], [float("nan")]]), edge_index=EDGE), "the first is node 1"),
+        (Data(x=torch.tensor([[1.0], [float("nan")]]), edge_index=EDGE), "first node 1"),
         (Data(x=torch.ones(2, 1), edge_index=EDGE + 1), r"nodes 0..1; got 1..2"),
         (Data(x=torch.ones(2, 1), edge_index=EDGE - 1), r"got -1..0"),
         (Data(x=torch.ones(2, 1), edge_index=EDGE.float()), "must be int64"),

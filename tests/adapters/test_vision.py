@@ -239,7 +239,7 @@ def test_small_pictures_get_the_cifar_stem(name, stem):
 def test_wrong_names_and_pictures_are_told(pictures):
     with pytest.raises(ValueError, match=r"model must be resnet-small, .* got 'resnet1'. Near: "):
         NonNegVision("resnet1")
-    with pytest.raises(ValueError, match="torchvision has no model 'resnet19'"):
+    with pytest.raises(ValueError, match="torchvision has no classifier 'resnet19'"):
         NonNegVision("torchvision/resnet19")
     with pytest.raises(
         ValueError, match=r"images must be uint8 .* torch\.float32 \(8, 3, 32, 32\)"

@@ -392,12 +392,14 @@ def test_rows_seen_are_those_of_all_processes_and_of_steps_alone(monkeypatch):
     assert TrainConfig(steps=5, batch_size=4).rows_seen == 40
 
 
-def test_auto_is_bf16_only_where_the_processor_has_instructions_for_it(monkeypatch):
+def test_auto_is_bf16_only_on_a_gpu_that_has_instructions_for_it(monkeypatch):
+    assert TrainConfig(precision="auto", device="cpu").on_this_machine().precision == "fp32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for supported, precision in ((True, "bf16"), (False, "fp32")):
-        for name in ("avx512_bf16", "amx_tile"):
-            monkeypatch.setattr(
-                torch.cpu, f"_is_{name}_supported", lambda yes=supported: yes, raising=False
-            )
-        config = TrainConfig(precision="auto", device="cpu").on_this_machine()
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation, yes=supported: yes
+        )
+        config = TrainConfig(precision="auto", device="cuda").on_this_machine()
         assert config.precision == precision
+        assert TrainConfig(precision="auto", device="cpu").on_this_machine().precision == "fp32"
     assert TrainConfig(precision="fp32").on_this_machine().precision == "fp32"
