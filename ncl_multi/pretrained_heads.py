@@ -27,7 +27,7 @@ _SCALE = ".scale"
 
 
 def pretrained(name: str) -> Any:
-    """A trained model of this package: `ncl.pretrained("minilm-2048")`.
+    """A trained model of this package: `ncl.pretrained("minilm-672")`.
 
     The encoder is fetched if it is not in the cache. The card, with its figures and the command
     that trained it, is `ncl_multi/pretrained/<name>/README.md`.

