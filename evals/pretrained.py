@@ -20,10 +20,10 @@ import tyro
 from ncl_multi.log import show_messages
 
 RECIPES = {
-    "minilm": ("minilm", ["sentence_ncl.py"]),
-    "clip": ("efficientnet-lite0+minilm", ["clip_ncl.py", "--no-twin"]),
+    "minilm": ("minilm", "float16", ["sentence_ncl.py"]),
+    "clip": ("efficientnet-lite0+minilm", "int8", ["clip_ncl.py", "--no-twin"]),
 }
-"""The base encoder of each head, and the recipe that trains it."""
+"""The base encoder of each head, the precision it is packed in, the recipe that trains it."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ def train(key: str, runs: Path, to: Path) -> str:
     import ncl_multi as ncl
     from ncl_multi.pretrained_heads import export_head, load_head
 
-    base, (recipe, *options) = RECIPES[key]
+    base, precision, (recipe, *options) = RECIPES[key]
     script = Path(__file__).parents[1] / "recipes" / recipe
     run = runs / key
     subprocess.run([sys.executable, str(script), *options, "--out", str(run)], check=True)
     model = ncl.load(run)
-    about: dict[str, Any] = {"base": base, "command": f"python evals/pretrained.py --train {key}"}
+    about: dict[str, Any] = {"base": base, "precision": precision}
+    about["command"] = f"python evals/pretrained.py --train {key}"
     name = f"{key}-{model.dims}"
     with TemporaryDirectory() as folder:
         figures = measure(load_head(export_head(model, Path(folder) / name, **about)))

