@@ -81,10 +81,9 @@ def figures(change: dict[str, Any], kind: str, seed: int) -> dict[str, float]:
 
 def main(cfg: Config) -> None:
     from ncl_multi.report import write_json
+    from ncl_multi.training.config import read_changes
 
-    requested = {
-        name: json.loads(value) for name, _, value in (c.partition("=") for c in cfg.change)
-    }
+    requested = read_changes(cfg.change)
     rows = []
     for change in (requested,) if requested else COMPARED:
         for kind in cfg.models:

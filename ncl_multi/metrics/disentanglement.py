@@ -37,7 +37,7 @@ def separability(
 
     Both terms are InfoNCE's bound, log(batch) - loss, with `batch` candidate rows, so the figure is
     the rise of the loss when the dimension is dropped. `zb` is another view of the same items;
-    without one a row must find itself. Rows are drawn into batches by `seed`.
+    without one each row has to find itself. Rows are drawn into batches by `seed`.
 
     `fixed` brings rows to unit length once and then drops the dimension; `renormalised` brings
     them to unit length again. They differ by more than tenfold: never compare one to the other.
