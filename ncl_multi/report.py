@@ -1,4 +1,4 @@
-"""Output of a run: a printed table and a JSON file."""
+"""Output of a run: tables, JSON files and figures."""
 
 import json
 from collections.abc import Mapping
@@ -44,6 +44,29 @@ def print_json(content: Any, out: Path | None = None) -> None:
     print(json.dumps(content, default=str))
     if out is not None:
         write_json(out, content)
+
+
+def markdown(corner: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Rows that have the same measures as a table in markdown.
+
+    Example:
+        >>> print(markdown("kept", {"8": {"probe": "61.0"}}))
+        | kept | probe |
+        |---|---|
+        | 8 | 61.0 |
+    """
+    measures = list(next(iter(rows.values())))
+    lines = [f"| {corner} | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(map(str, row.values()))} |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
+    """Write a figure of matplotlib as PNG, whole or not at all, with no box around its plots."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    with atomic(path) as unfinished:
+        figure.savefig(unfinished, dpi=dpi, format="png")
 
 
 def _cell(value: Any) -> str:

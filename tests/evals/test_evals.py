@@ -21,6 +21,12 @@ pytest.importorskip("matplotlib")
 EVALS = Path(__file__).parents[2] / "evals"
 
 
+@pytest.fixture(autouse=True)
+def modules(monkeypatch):
+    """A script finds what is next to it."""
+    monkeypatch.syspath_prepend(str(EVALS))
+
+
 def script(name):
     """An eval's names, and its command line."""
     return runpy.run_path(str(EVALS / f"{name}.py"), run_name="eval")
@@ -215,7 +221,8 @@ def interval(low, high):
 
 
 def test_a_claim_is_decided_only_if_the_whole_interval_is_on_one_side():
-    verdict = script("claims")["verdict"]
+    from paper.verdicts import verdict
+
     assert verdict(interval(0.01, 0.03), 0.0, lower=False, seeds=3) == "held"
     assert verdict(interval(-0.01, 0.03), 0.0, lower=False, seeds=3) == "not decided"
     assert verdict(interval(-0.005, 0.03), -0.01, lower=False, seeds=3) == "held"
@@ -225,7 +232,8 @@ def test_a_claim_is_decided_only_if_the_whole_interval_is_on_one_side():
 
 
 def test_claims_are_judged_by_paired_differences_over_seeds_and_pictures():
-    claims = script("claims")
+    from paper.verdicts import judged
+
     draw = np.random.default_rng(0)
     easy = draw.random(400)
     probes = {"none": 0.62, "relu": 0.6, "softplus": 0.3, "sigmoid": 0.3, "exp": 0.2}
@@ -235,20 +243,21 @@ def test_claims_are_judged_by_paired_differences_over_seeds_and_pictures():
         for kind, share in probes.items()
         for seed in range(3)
     }
-    table = claims["judged"](figures, range(3))
+    table = judged(figures, range(3))
     assert table["Linear probe, encoder"]["verdict"] == "not decided"
     assert table["Linear probe, encoder; twin: untrained network"]["verdict"] == "held"
     assert table["ReLU best of the non-negative activations: probe"]["verdict"] == "held"
     assert table["Leaky ReLU and GELU worst: probe"]["verdict"] == "NOT held"
     assert "Sparsity, head" not in table
     two = {name: row for name, row in figures.items() if not name.endswith("2")}
-    rows = claims["judged"](two, range(2)).values()
+    rows = judged(two, range(2)).values()
     assert {row["verdict"] for row in rows} == {"not decided (2 seeds)"}
 
 
 def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_refused(tmp_path):
-    claims = script("claims")
-    parts = claims["Parts"](claims["Config"](out=tmp_path))
+    from paper.parts import Config, Parts
+
+    parts = Parts(Config(out=tmp_path))
     calls = []
 
     def part():
@@ -259,7 +268,7 @@ def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_ref
     assert first["probe"].tolist() == again["probe"].tolist()
     assert again["sparsity"] == 0.9
     assert len(calls) == 1
-    other = claims["Parts"](claims["Config"](preset="small", out=tmp_path))
+    other = Parts(Config(preset="small", out=tmp_path))
     with pytest.raises(ValueError, match="measured with different preset"):
         other.cached("contrastive none 0", part)
     vars(parts)["settings"] = parts.settings | {"versions": {"ncl_multi": "0.0.1"}}
@@ -267,7 +276,7 @@ def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_ref
         parts.cached("contrastive none 0", part)
 
 
-def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, capsys):
+def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, capsys, monkeypatch):
     claims = script("claims")
 
     def some(self):
@@ -280,8 +289,8 @@ def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, caps
             for kind, share in value.items()
         }
 
-    claims["Parts"].all = some
-    claims["Parts"].pictures = None
+    monkeypatch.setattr(claims["Parts"], "all", some)
+    monkeypatch.setattr(claims["Parts"], "pictures", None)
     where = {"out": tmp_path / "run", "results": tmp_path / "results", "jobs": 1}
     result = tmp_path / "results" / "quick.json"
     claims["main"](claims["Config"](minutes=0, **where))
@@ -313,17 +322,19 @@ def test_a_preset_without_its_data_says_how_to_get_it(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
 def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_path):
     pytest.importorskip("timm")
+    from paper.parts import Config, Parts
+    from paper.verdicts import CLAIMS, FOLLOW_UPS
+
     from ncl_multi.data import digits
 
-    claims = script("claims")
-    parts = claims["Parts"](claims["Config"](out=tmp_path, device="cpu", seeds=(0,)))
+    parts = Parts(Config(out=tmp_path, device="cpu", seeds=(0,)))
     parts.preset = replace(
         parts.preset, size=8, dims=16, hidden_dim=16, epochs=1, labelled_epochs=1, batch_size=64
     )
     vars(parts)["pictures"] = digits("train").first(128), digits("test").first(64)
     row = parts.contrastive("relu", 0) | parts.supervised("relu", 0)
     others = {"posterior", "disentanglement", "sepin@100 fixed", "sepin@100 renormalised"}
-    asked = {claim.measure for claim in claims["CLAIMS"] + claims["FOLLOW_UPS"]}
+    asked = {claim.measure for claim in CLAIMS + FOLLOW_UPS}
     assert asked - others - {"stability"} <= row.keys()
     assert (tmp_path / "features" / "relu_0" / "test_head.safetensors").exists()
     assert len(parts.contrastive("untrained", 0)["probe"]) == 64
@@ -334,21 +345,23 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
 
 
 def test_stability_over_seeds_pairs_each_seed_with_the_next(tmp_path):
-    claims = script("claims")
+    from paper.parts import stability_rows
+
     z = torch.rand(30, 4, generator=torch.Generator().manual_seed(0))
     for seed in range(3):
         for kind in ("none", "relu"):
             where = tmp_path / "features" / f"{kind}_{seed}" / "test_head.safetensors"
             Features(z[:, [seed, 3 - seed, (seed + 1) % 3]]).save(where)
-    rows = claims["stability_rows"](tmp_path, range(3))
+    rows = stability_rows(tmp_path, range(3))
     assert set(rows) == {
         f"stability {kind} {seed}" for kind in ("none", "relu") for seed in range(3)
     }
-    assert claims["stability_rows"](tmp_path, range(2)) == {}
+    assert stability_rows(tmp_path, range(2)) == {}
 
 
 def test_spectral_ncl_recovers_the_posterior_and_its_twin_does_not():
-    posterior = script("claims")["posterior"]
+    from paper.parts import posterior
+
     ncl, twin = (posterior(kind, 0, steps=400) for kind in ("relu", "none"))
     assert ncl["posterior"] > 0.95 > twin["posterior"]
 

@@ -1,0 +1,412 @@
+"""The trainings behind the paper's claims, and the figures of each."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ncl_multi import NonNegCrossEntropy
+from ncl_multi.codes.features import Features
+from ncl_multi.metrics import (
+    LinearProbe,
+    activity_figures,
+    dci,
+    mean_average_precision,
+    mig,
+    sap,
+    sepin,
+    stability,
+)
+
+NONNEGATIVE = ("relu", "softplus", "sigmoid", "exp")
+SIGNED = ("leaky_relu", "gelu")
+BOTH = ("none", "relu")
+CURVES = {"temperature": (0.05, 0.1, 0.2, 0.5), "hidden_dim": (64, 256, 1024)}
+CHANGES = ("batch_norm", "bias", "scale")
+SEEDS_FOR_A_VERDICT = 3
+WRONG_LABELS, FEW_PER_CLASS = 0.4, 10
+Row = dict[str, Any]
+"""A measure is a number, or an array with one number per test picture."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's claims, measured."""
+
+    preset: Literal["quick", "small", "paper"] = "quick"
+    """A part of CIFAR-10 for CI, all of it for hours of two cores, or the paper's, for a GPU."""
+    data: str = "cifar10"
+    """Pictures with labels: `cifar10`, `hf:<name>`, or a folder with one folder per class."""
+    out: Path | None = None
+    """Folder for the parts' figures, models and features; None is `runs/claims/<preset>`."""
+    only: str = ""
+    """Run only the parts whose name starts with this."""
+    minutes: float | None = None
+    """Do not start further parts after this many minutes."""
+    curves: bool = False
+    """Also train with other temperatures and projector widths."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds to average over; None leaves it to the preset."""
+    device: str | None = None
+    """`cpu`, `cuda`, ...; None takes the best there is."""
+    jobs: int | None = None
+    """Parts that run in parallel; None for one per core, or one if there is a GPU."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Precision of training."""
+    results: Path = Path(__file__).parents[1] / "results"
+    """Folder for the table of a preset whose parts are all measured."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large everything is."""
+
+    model: str = "resnet18"
+    dims: int = 256
+    hidden_dim: int = 2048
+    size: int = 32
+    images: int | None = None
+    test_images: int | None = None
+    epochs: int = 200
+    batch_size: int = 256
+    lr: float = 0.4
+    lars: bool = True
+    view_scale: float = 1.0
+    jitter: float = 0.8
+    temperature: float = 0.2
+    seeds: tuple[int, ...] = (0, 1, 2)
+    labelled_epochs: int = 50
+    sprite_steps: int = 10_000
+
+
+SMALL = Preset(
+    model="resnet-small",
+    hidden_dim=512,
+    epochs=60,
+    lr=2e-3,
+    lars=False,
+    view_scale=0.75,
+    jitter=0.4,
+    labelled_epochs=10,
+    sprite_steps=2_000,
+)
+QUICK = replace(
+    SMALL,
+    hidden_dim=256,
+    images=5_000,
+    test_images=2_000,
+    epochs=6,
+    batch_size=128,
+    labelled_epochs=4,
+    sprite_steps=200,
+)
+PRESETS = {"quick": QUICK, "small": SMALL, "paper": Preset()}
+
+
+class Parts:
+    """The trainings and their figures, each saved in a separate file."""
+
+    def __init__(self, cfg: Config):
+        self.cfg = cfg
+        self.preset = PRESETS[cfg.preset]
+        self.out = cfg.out or Path("runs/claims") / cfg.preset
+        if cfg.seeds:
+            self.preset = replace(self.preset, seeds=cfg.seeds)
+
+    @cached_property
+    def pictures(self) -> tuple[Any, Any]:
+        from ncl_multi import data
+
+        p = self.preset
+        train, test = (
+            data.images(self.cfg.data, split, size=p.size) for split in ("train", "test")
+        )
+        return train.first(p.images), test.first(p.test_images)
+
+    def all(self) -> dict[str, Callable[[], Row]]:
+        """Names and functions, ordered by seed, so that an interrupted run has complete seeds."""
+        changed = [f"{kind}+{change}" for change in CHANGES for kind in BOTH]
+        curves = [f"{kind}+{name}={x}" for name, xs in CURVES.items() for x in xs for kind in BOTH]
+        parts: dict[str, Callable[[], Row]] = {}
+        for seed in self.preset.seeds:
+            for measure, variants in (
+                (self.contrastive, ("untrained", *BOTH)),
+                (self.supervised, BOTH),
+                (posterior, BOTH),
+                (self.contrastive, (*NONNEGATIVE[1:], *SIGNED)),
+                (self.sprites, BOTH),
+                (self.supervised, changed),
+                (self.contrastive, curves if self.cfg.curves else ()),
+            ):
+                for variant in variants:
+                    name = f"{measure.__name__} {variant} {seed}"
+                    parts[name] = partial(measure, variant, seed)
+        return {name: run for name, run in parts.items() if name.startswith(self.cfg.only)}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings and versions that figures depend on; others are refused."""
+        from importlib.metadata import version
+
+        from ncl_multi import __version__
+
+        preset = asdict(self.preset)
+        del preset["seeds"]
+        return {
+            "preset": preset,
+            "data": self.cfg.data,
+            "precision": self.plan("", 0).on_this_machine().precision,
+            "versions": {"ncl_multi": __version__}
+            | {name: version(name) for name in ("torch", "timm")},
+        }
+
+    def path(self, name: str) -> Path:
+        """File of a part's figures."""
+        return self.out / "parts" / f"{name.replace(' ', '_')}.json"
+
+    def cached(self, name: str, run: Callable[[], Row]) -> Row:
+        """The part's figures, from its file if the same settings and versions wrote one."""
+        from ncl_multi.files import atomic
+
+        path = self.path(name)
+        if path.exists():
+            stored = json.loads(path.read_text())
+            for setting, value in self.settings.items():
+                if stored.get(setting) != value:
+                    raise ValueError(
+                        f"{path} was measured with different {setting}: {stored.get(setting)}, now "
+                        f"{value}; choose another --out, or delete the folder"
+                    )
+            return {
+                measure: np.array(value) if isinstance(value, list) else value
+                for measure, value in stored["figures"].items()
+            }
+        figures = run()
+        row = self.settings | {"commit": _commit(), "figures": figures}
+        with atomic(path) as unfinished:
+            unfinished.write_text(json.dumps(row, default=np.ndarray.tolist))
+        return figures
+
+    def plan(self, name: str, seed: int, **changes: Any) -> Any:
+        """How a part is trained."""
+        from ncl_multi.adapters.vision.config import ClassifierConfig
+
+        p = self.preset
+        plan = ClassifierConfig(
+            out=self.out / "trained" / name, epochs=p.epochs, batch_size=p.batch_size, lr=p.lr,
+            seed=seed, device=self.cfg.device, precision=self.cfg.precision, jitter=p.jitter,
+            view_scale=p.view_scale, temperature=p.temperature,
+            optimizer="lars" if p.lars else "adamw",
+        )  # fmt: skip
+        return replace(plan, **changes)
+
+    def model(self, activation: Any, seed: int, **changes: Any) -> Any:
+        """The paper's projector, without BatchNorm, for the twin and for NCL."""
+        from ncl_multi.adapters.vision.model import NonNegVision
+
+        p = self.preset
+        sizes = {"dims": p.dims, "hidden_dim": p.hidden_dim, "size": p.size} | changes
+        return NonNegVision(p.model, activation=activation, batch_norm=False, seed=seed, **sizes)
+
+    def contrastive(self, variant: str, seed: int) -> Row:
+        """SimCLR with this activation, and all measures of its features.
+
+        A variant may have a change, `relu+temperature=0.1`, and `untrained` is the network before
+        its first step.
+        """
+        from ncl_multi.adapters.vision.report import (
+            both_outputs,
+            corrupted_hits,
+            fine_tuned_hits,
+        )
+
+        p, name = self.preset, f"{variant}_{seed}"
+        train, test = self.pictures
+        activation, _, change = variant.partition("+")
+        setting, _, value = change.partition("=")
+        width = {"hidden_dim": int(value)} if setting == "hidden_dim" else {}
+        options = {"temperature": float(value)} if setting == "temperature" else {}
+        model = self.model("none" if activation == "untrained" else activation, seed, **width)
+        if activation == "untrained":
+            h, test_h = (model.embed(images.images) for images in (train, test))
+            return {"probe": _hits(LinearProbe.fit(h, train.y), test_h, test.y)}
+        model.fit(train, self.plan(name, seed, **options))
+        (h, z), (test_h, test_z) = (both_outputs(model, data).values() for data in (train, test))
+        about = {"model": p.model, "data": self.cfg.data, "seed": seed, "activation": activation}
+        about |= {"output": "head", "normalised": False, "classes": test.classes}
+        for split, codes, y in (("train", z, train.y), ("test", test_z, test.y)):
+            where = self.out / "features" / name / f"{split}_head.safetensors"
+            Features(codes, y, about=about | {"split": split}).save(where)
+        probe = LinearProbe.fit(h, train.y)
+        row: Row = activity_figures(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
+        if variant in BOTH:
+            worse = corrupted_hits(model, probe, test)
+            row |= {f"corrupted {kind}": hits.double().numpy() for kind, hits in worse.items()}
+            row["corrupted"] = np.mean([row[f"corrupted {kind}"] for kind in worse], axis=0)
+            for convention in ("renormalised", "fixed"):
+                scores = sepin(test_z, convention=convention)
+                row |= {f"sepin@{k} {convention}": score for k, score in scores.items()}
+            row |= _quarter(z, train.y, test_z, test.y, seed)
+            row |= _hard_labels(z, train.y, test_z, test.y, seed)
+            fine_tuned = fine_tuned_hits(model, train, test, epochs=p.labelled_epochs, seed=seed)
+            row["fine_tuned"] = fine_tuned.double().numpy()
+        return row
+
+    def supervised(self, variant: str, seed: int) -> Row:
+        """Cross entropy on the head's output: plain on signed codes, the paper's on others.
+
+        With `+batch_norm` before the activation, or with `+bias` or `+scale` in the classifier.
+        """
+        from ncl_multi.adapters.vision.model import NonNegClassifier
+        from ncl_multi.adapters.vision.report import both_outputs
+
+        p = self.preset
+        train, test = self.pictures
+        activation, _, change = variant.partition("+")
+        model = NonNegClassifier(
+            p.model, p.dims, classes=len(train.classes), activation=activation,  # type: ignore[arg-type]
+            batch_norm=change == "batch_norm", size=p.size, seed=seed,
+        )  # fmt: skip
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model.classifier = classifier = Classifier(p.dims, len(train.classes), change)
+        name = f"supervised_{variant}_{seed}"
+        model.fit(
+            train, self.plan(name, seed, epochs=p.labelled_epochs, lr=1e-3, optimizer="adamw")
+        )
+        with torch.inference_mode():
+            guess = classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
+        return {"supervised": (guess == test.y).double().numpy()}
+
+    def sprites(self, activation: Any, seed: int) -> Row:
+        """Pairs of sprites that differ in one factor, redrawn at random; codes against factors."""
+        from ncl_multi import StepObjective, fit, info_nce
+        from ncl_multi.adapters.vision.report import both_outputs
+        from ncl_multi.data.sprites import FACTORS, draw, sprites
+
+        p, sizes, size, pairs = self.preset, torch.tensor(list(FACTORS.values())), 24, 64
+
+        def step(model, _):
+            a = (torch.rand(pairs, len(sizes)) * sizes).long()
+            other = (torch.rand(pairs, len(sizes)) * sizes).long()
+            changed = F.one_hot(torch.randint(len(sizes), (pairs,)), len(sizes))
+            pair = draw(torch.cat([a, torch.where(changed == 1, other, a)]), size)
+            device = next(model.parameters()).device
+            z = model(pair.to(device).expand(-1, 3, -1, -1).float() / 255)
+            return info_nce(*z.chunk(2), temperature=p.temperature, within_view=True), z
+
+        name = f"sprites_{activation}_{seed}"
+        model = self.model(activation, seed, dims=64, size=size)
+        plan = self.plan(name, seed, steps=p.sprite_steps, lr=1e-3)
+        fit(StepObjective(model, step), [None], plan)
+        pictures, factors = sprites(4000, seed=1000 + seed, size=size)
+        z = both_outputs(model, pictures)["head"]
+        about: dict[str, Any] = {"data": "sprites", "factors": list(FACTORS), "output": "head"}
+        about |= {"model": p.model, "seed": seed, "activation": activation, "normalised": False}
+        where = self.out / "features" / name / "test_head.safetensors"
+        Features(z, factors, about=about).save(where)
+        return {"mig": mig(z, factors), "sap": sap(z, factors)} | dci(z, factors, seed=seed)
+
+
+def _hits(probe: Any, z: Any, y: Any) -> np.ndarray:
+    """1 for every row that the probe classifies correctly."""
+    return (probe.predict(z).cpu() == y).double().numpy()
+
+
+def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
+    """What probe and search on the head's output lose with a quarter of the dimensions."""
+    # Ranked on train rows, before anything is fitted.
+    activation = F.normalize(z, dim=1).relu().mean(0).argsort(descending=True)
+    chance = torch.randperm(z.shape[1], generator=torch.Generator().manual_seed(seed))
+    indices = {"all": torch.arange(z.shape[1])}
+    indices |= {"best": activation[: z.shape[1] // 4], "random": chance[: z.shape[1] // 4]}
+    hits = {
+        name: _hits(LinearProbe.fit(z[:, i], y), test_z[:, i], test_y)
+        for name, i in indices.items()
+    }
+    head_map, best_map = (
+        mean_average_precision(test_z[:, indices[name]], None, test_y) for name in ("all", "best")
+    )
+    return {
+        "head_probe": hits["all"],
+        "head_map": head_map,
+        "probe_change": hits["best"] - hits["all"],
+        "random_change": hits["random"] - hits["all"],
+        "map_change": best_map - head_map,
+    }
+
+
+def _hard_labels(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
+    """Probes of the head's output with wrong labels, and with few labels."""
+    from ncl_multi.data.corrupt import wrong_labels
+
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    few = torch.cat([order[y[order] == label][:FEW_PER_CLASS] for label in y.unique()])
+    noisy = wrong_labels(y, WRONG_LABELS, seed=seed)
+    return {
+        "wrong_labels": _hits(LinearProbe.fit(z, noisy), test_z, test_y),
+        "few_labels": _hits(LinearProbe.fit(z[few], y[few]), test_z, test_y),
+    }
+
+
+class Classifier(NonNegCrossEntropy):
+    """Class weights; with a bias, or for unit codes with a learnt scale."""
+
+    def __init__(self, dims: int, classes: int, change: str):
+        super().__init__(dims, classes)
+        self.bias = torch.nn.Parameter(torch.zeros(classes)) if change == "bias" else None
+        self.scale = torch.nn.Parameter(torch.tensor(10.0)) if change == "scale" else None
+
+    def logits(self, z: torch.Tensor) -> torch.Tensor:
+        z = z if self.scale is None else F.normalize(z, dim=1) * self.scale
+        return F.linear(z, self.weight, self.bias)
+
+    def forward(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(z.device.type, enabled=False):
+            return F.cross_entropy(self.logits(z.float()), y)
+
+
+def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
+    """Correlation with P(class | x) / sqrt(P(class)) of codes trained with the spectral loss."""
+    from ncl_multi.metrics.posterior import World, learn_features, match_columns
+
+    world = World.draw(seed=seed)
+    codes = learn_features(world, signed=activation == "none", steps=steps, seed=seed)
+    return {"posterior": match_columns(codes, world.features)[1]}
+
+
+def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
+    """Stability of each seed's dimensions against the next seed's, for both models.
+
+    Each seed is in two pairs, so the pairs depend on each other and their interval is too narrow.
+    """
+    rows = {}
+    for kind in BOTH if len(seeds) >= SEEDS_FOR_A_VERDICT else ():
+        files = [out / "features" / f"{kind}_{seed}" / "test_head.safetensors" for seed in seeds]
+        if all(file.exists() for file in files):
+            z = [Features.load(file).z for file in files]
+            for seed, current, following in zip(seeds, z, [*z[1:], z[0]], strict=True):
+                rows[f"stability {kind} {seed}"] = {"stability": stability(current, following)}
+    return rows
+
+
+def commits(parts: Parts) -> list[str]:
+    """The commits at which the parts were measured."""
+    files = [parts.path(name) for name in parts.all()]
+    hashes = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
+    return sorted(str(commit) for commit in hashes)
+
+
+def _commit() -> str | None:
+    """The commit of this repository, marked if files have changed since."""
+    import subprocess
+
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    got = subprocess.run([*git, "--abbrev=12"], capture_output=True, text=True, check=False)
+    return got.stdout.strip() or None
