@@ -8,7 +8,6 @@ Usage:
 """
 
 import io
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_json, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,8 +80,6 @@ def show(axes: "Axes", title: str, features: Features, seed: int) -> list[str]:
 def main(cfg: Config) -> None:
     from matplotlib.figure import Figure
 
-    from ncl_multi.files import atomic
-
     models = {"Non-negative": cfg.run, "Signed twin": cfg.run / "twin"}
     figure = Figure(figsize=(13.6, 5.4), layout="constrained")
     row: dict[str, Any] = {"run": str(cfg.run), "seed": cfg.seed}
@@ -90,9 +88,8 @@ def main(cfg: Config) -> None:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist: train both with recipes/vision_ncl.py")
         row[title] = show(axes, title, Features.load(path), cfg.seed)
-    with atomic(cfg.out) as unfinished:
-        figure.savefig(unfinished, dpi=100, format="png")
-    print(json.dumps(row | {"out": str(cfg.out)}))
+    save_figure(figure, cfg.out, dpi=100)
+    print_json(row | {"out": str(cfg.out)})
 
 
 if __name__ == "__main__":

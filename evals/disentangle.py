@@ -9,7 +9,6 @@ labels are a table, one column per factor, get the measures that need factors; t
 `python evals/claims.py --quick --only sprites`, from our own generator of the dSprites kind.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_rows
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def evaluate(features: Features, other: Features | None, cfg: Config) -> dict[st
 
     z = features.z[: cfg.rows]
     zb = None if other is None else other.z[: cfg.rows]
-    row: dict[str, Any] = {"rows": int(z.shape[0]), "dims": features.dims}
+    row: dict[str, Any] = {"temperature": cfg.temperature, "batch": cfg.batch}
+    row |= {"rows": int(z.shape[0]), "dims": features.dims}
     for convention in ("renormalised", "fixed"):
         scores = sepin(
             z, zb, convention=convention, ks=cfg.ks, temperature=cfg.temperature,
@@ -63,22 +64,20 @@ def evaluate(features: Features, other: Features | None, cfg: Config) -> dict[st
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
-
     if not cfg.features or (cfg.other_view is not None and len(cfg.features) != 1):
         raise ValueError(
             f"give at least one file, and exactly one with --other-view; got {len(cfg.features)}"
         )
     other = None if cfg.other_view is None else Features.load(cfg.other_view)
-    files = {str(path): Features.load(path) for path in cfg.features}
-    rows = {name: evaluate(features, other, cfg) for name, features in files.items()}
-    table(f"Own information, in nats (temperature {cfg.temperature}, {cfg.batch} rivals)", rows)
-    for name, row in rows.items():
-        about = {key: value for key, value in files[name].about.items() if key != "classes"}
-        rows[name] = about | {"temperature": cfg.temperature, "batch": cfg.batch} | row
-        print(json.dumps(rows[name], default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, rows)
+    rows: dict[str, dict[str, Any]] = {}
+    measures: dict[str, None] = {}
+    for path in cfg.features:
+        features = Features.load(path)
+        row = evaluate(features, other, cfg)
+        measures |= dict.fromkeys(row)
+        rows[str(path)] = features.provenance | row
+    title = f"Own information, in nats (temperature {cfg.temperature}, {cfg.batch} rivals)"
+    print_rows(title, rows, measures, cfg.out)
 
 
 if __name__ == "__main__":

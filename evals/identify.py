@@ -10,18 +10,16 @@ Usage:
     python evals/identify.py --classes 12 --out runs/identify12
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tyro
 
 from ncl_multi.log import show_messages
-
-if TYPE_CHECKING:
-    from ncl_multi.metrics.posterior import World
+from ncl_multi.metrics.posterior import World, learn_features, match_columns
+from ncl_multi.report import print_json, save_figure, table
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Config:
     """Folder for the picture and the figures."""
 
 
-def factorise(world: "World", cfg: Config) -> np.ndarray:
+def factorise(world: World, cfg: Config) -> np.ndarray:
     """NMF of the exact matrix, in the units of the features: it is symmetric, so W is H'."""
     from sklearn.decomposition import NMF
 
@@ -63,31 +61,25 @@ def rotated_fit(learnt: np.ndarray, truth: np.ndarray) -> float:
 
 def draw(panels: dict[str, np.ndarray], path: Path) -> None:
     """One image per method, items sorted by their true class."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     first = next(iter(panels.values()))
     order = np.argsort(first.argmax(axis=1), kind="stable")
     limit = np.abs(first).max()
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(3 * len(panels), 5), sharey=True)
+    figure = Figure(figsize=(3 * len(panels), 5), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True)
     for axis, (name, z) in zip(axes, panels.items(), strict=True):
         image = axis.imshow(
             z[order], aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
         )
-        axis.set_title(name)
-        axis.set_xlabel("dimension")
+        axis.set(title=name, xlabel="dimension")
     axes[0].set_ylabel("items, by their likeliest class")
     figure.colorbar(image, ax=axes, shrink=0.8)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def evaluate(cfg: Config) -> dict[str, dict[str, Any]]:
     """One row per method; also draws the picture."""
-    from ncl_multi.metrics.posterior import World, learn_features, match_columns
-
     world = World.draw(cfg.items, cfg.classes, cfg.overlap, cfg.seed)
     truth = world.features
     plan: dict[str, Any] = {"steps": cfg.steps, "batch_size": cfg.batch_size, "seed": cfg.seed}
@@ -104,19 +96,15 @@ def evaluate(cfg: Config) -> dict[str, dict[str, Any]]:
             "after the best linear map": rotated_fit(z, truth),
             "zeros": float((np.abs(z) < 1e-5).mean()),
         }
-    cfg.out.mkdir(parents=True, exist_ok=True)
     draw(panels, cfg.out / "identify.png")
     return rows
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
-
     rows = evaluate(cfg)
     table("Correlation with P(class | x) / sqrt(P(class)), best order and signs", rows)
     settings = {"seed": cfg.seed, "classes": cfg.classes, "items": cfg.items, "steps": cfg.steps}
-    write_json(cfg.out / "identify.json", settings | rows)
-    print(json.dumps(settings | rows))
+    print_json(settings | rows, cfg.out / "identify.json")
 
 
 if __name__ == "__main__":

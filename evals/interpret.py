@@ -5,7 +5,6 @@ Usage:
     python evals/interpret.py ncl.safetensors twin.safetensors --out runs/interpret
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_rows, save_figure
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ def evaluate(features: Features, *, labels: bool = True) -> dict[str, Any]:
             "class consistency needs one label per row; this feature file has none. "
             "Leave it out with --no-labels"
         )
-    about = {name: value for name, value in features.about.items() if name != "classes"}
     row = interpretability(features.z, features.y if labels else None)
-    return about | {"rows": len(features), "dims": features.dims} | row
+    return features.provenance | {"rows": len(features), "dims": features.dims} | row
 
 
 def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None:
@@ -47,7 +46,6 @@ def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None
     import numpy as np
     from matplotlib.figure import Figure
 
-    from ncl_multi.files import atomic
     from ncl_multi.metrics.codes import active_counts, check_labels, rows_active, unit_rows
 
     figure = Figure(figsize=(12 if labels else 8, 4), layout="constrained")
@@ -67,15 +65,11 @@ def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None
     titles += [("largest class share (consistency)", "alive dims")] if labels else []
     for axis, (what, of) in zip(axes, titles, strict=True):
         axis.set(xlabel=what, ylabel=f"number of {of}")
-        axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", frameon=False)
-    with atomic(path) as unfinished:
-        figure.savefig(unfinished, dpi=120, format="png")
+    save_figure(figure, path)
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
-
     files = {str(path): Features.load(path) for path in cfg.features}
     if not files:
         raise ValueError("give at least one Features file")
@@ -84,12 +78,8 @@ def main(cfg: Config) -> None:
         "sparsity", "active_dims", "alive", "class_consistency", "class_entropy",
         "correlation", "effective_rank",
     ]  # fmt: skip
-    table_rows = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
-    table("Can it be read?", table_rows)
-    for row in rows.values():
-        print(json.dumps(row, default=str))
+    print_rows("Can it be read?", rows, measures, cfg.out / "interpret.json")
     draw(cfg.out / "interpret.png", files, labels=cfg.labels)
-    write_json(cfg.out / "interpret.json", rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_json, table
 
 
 @dataclass(frozen=True)
@@ -69,43 +70,31 @@ def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
         noisy = wrong_labels(train_y, share, seed=cfg.seed)
         row[f"linear, {share:.0%} wrong labels"] = linear_probe(train.z, noisy, test.z, test_y)
     if cfg.transfer is not None:
-        other_train, other_test = (Features.load(path) for path in cfg.transfer)
-        ys = [
-            labels(features, path)
-            for features, path in zip((other_train, other_test), cfg.transfer, strict=True)
-        ]
-        row[f"linear, {other_test.about.get('data', 'transfer')}"] = linear_probe(
-            other_train.z, ys[0], other_test.z, ys[1]
-        )
+        both = [(path, Features.load(path)) for path in cfg.transfer]
+        sides = [side for path, other in both for side in (other.z, labels(other, path))]
+        row[f"linear, {both[1][1].about.get('data', 'transfer')}"] = linear_probe(*sides)
     return row
 
 
-def corrupted(cfg: Config) -> dict[str, float]:
-    """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
+def with_pictures(model: Path, cfg: Config) -> tuple[Any, Any, Any]:
+    """A vision model, and the train and test pictures."""
+    import ncl_multi as ncl
     from ncl_multi import data
-    from ncl_multi.adapters.vision.model import NonNegVision
+
+    train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
+    return ncl.load(model), train, test
+
+
+def corrupted(model: Any, train: Any, test: Any) -> dict[str, float]:
+    """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
     from ncl_multi.adapters.vision.report import corrupted_hits
     from ncl_multi.metrics import LinearProbe
 
-    model = NonNegVision.from_pretrained(str(cfg.corrupt))
-    train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
     probe = LinearProbe.fit(model.embed(train.images), train.y)
     row = {"clean": probe.accuracy(model.embed(test.images), test.y)}
     hits = corrupted_hits(model, probe, test)
     row |= {kind: float(right.double().mean()) for kind, right in hits.items()}
     return {f"encoder, {kind}": accuracy for kind, accuracy in row.items()}
-
-
-def fine_tuned(cfg: Config) -> dict[str, float]:
-    """Accuracy after the whole encoder was trained on labels."""
-    from ncl_multi import data
-    from ncl_multi.adapters.vision.model import NonNegVision
-    from ncl_multi.adapters.vision.report import fine_tuned_hits
-
-    model = NonNegVision.from_pretrained(str(cfg.fine_tune))
-    train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
-    right = fine_tuned_hits(model, train, test, epochs=cfg.epochs, seed=cfg.seed)
-    return {"encoder, fine-tuned": float(right.double().mean())}
 
 
 def labels(features: Features, path: Path) -> Any:
@@ -115,16 +104,19 @@ def labels(features: Features, path: Path) -> Any:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import print_json, table
-
     test = Features.load(cfg.test)
     row = evaluate(Features.load(cfg.train), test, cfg)
-    row |= corrupted(cfg) if cfg.corrupt is not None else {}
-    row |= fine_tuned(cfg) if cfg.fine_tune is not None else {}
+    if cfg.corrupt is not None:
+        row |= corrupted(*with_pictures(cfg.corrupt, cfg))
+    if cfg.fine_tune is not None:
+        from ncl_multi.adapters.vision.report import fine_tuned_hits
+
+        pictures = with_pictures(cfg.fine_tune, cfg)
+        right = fine_tuned_hits(*pictures, epochs=cfg.epochs, seed=cfg.seed)
+        row["encoder, fine-tuned"] = float(right.double().mean())
     output = test.about.get("output", "output not stated")
     table(f"Accuracy, {output}: {cfg.test}", {name: {"accuracy": got} for name, got in row.items()})
-    about = {name: value for name, value in test.about.items() if name != "classes"}
-    whole = about | {"train": str(cfg.train), "test": str(cfg.test)} | row
+    whole = test.provenance | {"train": str(cfg.train), "test": str(cfg.test)} | row
     print_json(whole, cfg.out)
 
 

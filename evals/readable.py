@@ -5,7 +5,6 @@ Usage:
     python evals/readable.py test.safetensors --judge other_encoder.safetensors
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
-
-_LISTS = ("classes", "names")
-"""Long entries of `about` that would fill the screen."""
+from ncl_multi.report import print_rows
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,13 @@ def evaluate(features: Features, judge: Features | None = None) -> dict[str, Any
         raise ValueError(
             f"the judge must contain the same items: expected {len(features)}, got {len(judge)}"
         )
-    about = {name: value for name, value in features.about.items() if name not in _LISTS}
     row = {"rows": len(features), "dims": features.dims, "active": 1 - sparsity(features.z)}
     figures, left_out = readable_features(
         features,
         embeddings=None if judge is None else judge.dense(),
         names=features.about.get("names"),
     )
-    return about | row | figures | {"left_out": left_out}
+    return features.provenance | row | figures | {"left_out": left_out}
 
 
 def with_twins(paths: tuple[Path, ...]) -> list[Path]:
@@ -59,8 +55,6 @@ def with_twins(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
-
     if not cfg.features:
         raise ValueError("give at least one Features file")
     paths = with_twins(cfg.features) if cfg.twin else list(cfg.features)
@@ -71,8 +65,8 @@ def main(cfg: Config) -> None:
         "intruder_labels", "intruder_embeddings", "distinct", "class_consistency",
         "named", "names_once", "name_fit", "name_chance",
     ]  # fmt: skip
-    table_rows = {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()}
-    table("Is a dimension one thing? (an intruder is found by chance in 0.167)", table_rows)
+    title = "Is a dimension one thing? (an intruder is found by chance in 0.167)"
+    print_rows(title, rows, measures, cfg.out)
     reasons = [
         f"no {measure}: {reason}"
         for row in rows.values()
@@ -80,10 +74,6 @@ def main(cfg: Config) -> None:
     ]
     for reason in dict.fromkeys(reasons):
         print(f"{reason} ({reasons.count(reason)} of {len(rows)} files)")
-    for row in rows.values():
-        print(json.dumps(row, default=str))
-    if cfg.out is not None:
-        write_json(cfg.out, rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_json, table
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,10 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
                 f"{cfg.judgements} must have query row, item row and gain on each line; got "
                 f"{lines.shape[1]} columns"
             )
-        query, item = lines[:, :2].astype(int).T
-        if (
-            (query < 0).any()
-            or (item < 0).any()
-            or query.max() >= shape[0]
-            or item.max() >= shape[1]
-        ):
+        pairs = lines[:, :2].astype(int)
+        if (pairs < 0).any() or (pairs >= shape).any():
             raise ValueError(f"{cfg.judgements} names rows outside of {shape}")
-        return csr_array((np.maximum(lines[:, 2], 0), (query, item)), shape=shape)
+        return csr_array((np.maximum(lines[:, 2], 0), pairs.T), shape=shape)
     if items is not None and cfg.right != "label":
         judged = queries.y is not None and queries.y.shape == (len(queries), len(items))
         return csr_array(queries.y) if judged and cfg.right is None else None
@@ -99,15 +95,12 @@ def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import print_json, table
-
     queries = Features.load(cfg.queries)
     items = None if cfg.items is None else Features.load(cfg.items)
     rows = evaluate(queries, items, relevance(cfg, queries, items), ks=cfg.ks, active=cfg.active)
     table(f"Search: {cfg.queries} in {cfg.items or 'itself'}, by entries kept", rows)
-    about = {name: value for name, value in queries.about.items() if name != "classes"}
-    whole = about | {"queries_file": str(cfg.queries), "items_file": str(cfg.items), "kept": rows}
-    print_json(whole, cfg.out)
+    about = {"queries_file": str(cfg.queries), "items_file": str(cfg.items)}
+    print_json(queries.provenance | about | {"kept": rows}, cfg.out)
 
 
 if __name__ == "__main__":

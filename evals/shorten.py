@@ -12,7 +12,6 @@ activation with ReLU (mean of relu(z)) and without (mean of z), variance, random
 gives the same rows before the activation, which the rule without ReLU then ranks and keeps.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from typing import Any
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.files import atomic
 from ncl_multi.log import show_messages
+from ncl_multi.report import markdown, print_json, save_figure, table
 
 RULES = ("activation with ReLU", "activation without ReLU", "variance", "random", "truncation")
 
@@ -113,8 +114,6 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     """Each measure against the number of dimensions kept, one line per rule."""
     from matplotlib.figure import Figure
 
-    from ncl_multi.files import atomic
-
     measures = [name for name in rows["all"] if name not in ("rule", "kept")]
     figure = Figure(figsize=(4 * len(measures), 3.8), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(measures)), measures, strict=True):
@@ -129,23 +128,15 @@ def draw(path: Path, rows: dict[str, dict[str, Any]]) -> None:
             axis.plot(*zip(*line, strict=True), style, marker="o", markersize=3, label=rule)
         axis.axhline(rows["all"][name], color="grey", linewidth=0.8, linestyle=":")
         axis.set(xlabel="dimensions kept", ylabel=name, xscale="log")
-        axis.set_xticks(
-            sorted({row["kept"] for row in rows.values()}),
-            labels=sorted({row["kept"] for row in rows.values()}),
-            minor=False,
-        )
+        ticks = sorted({row["kept"] for row in rows.values()})
+        axis.set_xticks(ticks, labels=ticks, minor=False)
         axis.minorticks_off()
-        axis.spines[["top", "right"]].set_visible(False)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper left", ncols=len(RULES), frameon=False)
-    with atomic(path) as unfinished:
-        figure.savefig(unfinished, dpi=120, format="png")
+    save_figure(figure, path)
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.files import atomic
-    from ncl_multi.report import table, write_json
-
     def pair(paths: tuple[Path, Path]) -> tuple[Features, Features]:
         return Features.load(paths[0]), Features.load(paths[1])
 
@@ -156,17 +147,16 @@ def main(cfg: Config) -> None:
     rows = evaluate(sets, cfg.keep, before=before, seed=cfg.seed)
     table(f"Fewer dimensions: {cfg.test}", rows)
     test = sets["probe"][1]
-    about = {name: value for name, value in test.about.items() if name != "classes"}
-    print(json.dumps(about | {"train": str(cfg.train), "test": str(cfg.test), "rows": rows}))
+    about = test.provenance | {"train": str(cfg.train), "test": str(cfg.test)}
+    print_json(about | {"rows": rows}, cfg.out / "shorten.json")
     measures = [name for name in rows["all"] if name not in ("rule", "kept")]
-    lines = [f"| kept | rule | {' | '.join(measures)} |", "|---" * (len(measures) + 2) + "|"]
-    for row in rows.values():
-        cells = " | ".join(f"{100 * row[m]:.1f}" if m in row else "" for m in measures)
-        lines.append(f"| {row['kept']} | {row['rule']} | {cells} |")
+    cells = {
+        name: {m: f"{100 * row[m]:.1f}" if m in row else "" for m in measures}
+        for name, row in rows.items()
+    }
     draw(cfg.out / "shorten.png", rows)
     with atomic(cfg.out / "shorten.md") as unfinished:
-        unfinished.write_text("\n".join(lines) + "\n")
-    write_json(cfg.out / "shorten.json", about | {"rows": rows})
+        unfinished.write_text(markdown("kept, rule", cells) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_json, table
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,6 @@ def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import print_json, table
-
     rows = {
         name: evaluate(*map(Features.load, files))
         for name, files in pairs(cfg.first, cfg.second).items()

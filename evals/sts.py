@@ -12,6 +12,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.report import print_json, table
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,6 @@ def evaluate(
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import print_json, table
-
     first = Features.load(cfg.first)
     rows = evaluate(first, Features.load(cfg.second), cfg.active)
     table(f"STS: {cfg.first} and {cfg.second}, by entries kept", rows)

@@ -56,40 +56,12 @@ _LATER = {
 }
 
 __all__ = [
-    "Features",
-    "HeadOptions",
-    "Health",
-    "HealthWarning",
-    "InfoNCE",
-    "NonNegClip",
-    "NonNegCrossEntropy",
-    "NonNegEncoder",
-    "NonNegGraph",
-    "NonNegHead",
-    "NonNegVision",
-    "SparseCoder",
-    "SparseIndex",
-    "SparseModel",
-    "Spectral",
-    "StepObjective",
-    "TrainConfig",
-    "explain",
-    "fit",
-    "gather",
-    "imitation",
-    "info_nce",
-    "is_main",
-    "load",
-    "name_dimensions",
-    "nonneg_cross_entropy",
-    "pretrained",
-    "shorten",
-    "spectral",
-    "steer",
-    "top_k",
-    "why",
-    "wrap",
-]
+    "Features", "HeadOptions", "Health", "HealthWarning", "InfoNCE", "NonNegClip",
+    "NonNegCrossEntropy", "NonNegEncoder", "NonNegGraph", "NonNegHead", "NonNegVision",
+    "SparseCoder", "SparseIndex", "SparseModel", "Spectral", "StepObjective", "TrainConfig",
+    "explain", "fit", "gather", "imitation", "info_nce", "is_main", "load", "name_dimensions",
+    "nonneg_cross_entropy", "pretrained", "shorten", "spectral", "steer", "top_k", "why", "wrap",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

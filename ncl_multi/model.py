@@ -24,12 +24,11 @@ from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
 from ncl_multi.files import atomic_folder, check_keys, most_memory, offline, read_json
 from ncl_multi.head import NonNegHead, TopK, top_k
+from ncl_multi.optional import needs
 from ncl_multi.training.config import TrainConfig
 
-try:
+with needs("ncl-multi[train]"):
     from huggingface_hub import ModelHubMixin, snapshot_download
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs huggingface_hub: pip install 'ncl-multi[train]'") from error
 
 FORMAT = "ncl_multi.model/2"
 _KINDS = {

@@ -1,19 +1,18 @@
 """Output of a run: tables, JSON files and figures."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ncl_multi.files import atomic
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[train]"):
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs rich: pip install 'ncl-multi[train]'") from error
 
 
 def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -44,6 +43,20 @@ def print_json(content: Any, out: Path | None = None) -> None:
     print(json.dumps(content, default=str))
     if out is not None:
         write_json(out, content)
+
+
+def print_rows(
+    title: str,
+    rows: Mapping[str, Mapping[str, Any]],
+    measures: Collection[str],
+    out: Path | None = None,
+) -> None:
+    """Print these measures of all rows as a table, then each row as JSON; `out` as `print_json`."""
+    table(title, {name: {m: row[m] for m in measures if m in row} for name, row in rows.items()})
+    for row in rows.values():
+        print(json.dumps(row, default=str))
+    if out is not None:
+        write_json(out, rows)
 
 
 def markdown(corner: str, rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -49,6 +49,7 @@ def main(cfg: Config) -> None:
     import numpy as np
 
     import ncl_multi as ncl
+    from ncl_multi.codes.features import spread
     from ncl_multi.data.shards import Shards
     from ncl_multi.metrics import readable
     from ncl_multi.report import table, write_json
@@ -63,8 +64,8 @@ def main(cfg: Config) -> None:
     ).fit(source, other=cfg.other)
     if items is not None:
         coder.name(items)
-    chosen = np.unique(np.linspace(0, rows - 1, min(rows, cfg.shown)).astype(int))
-    x = Shards(source).take(chosen)
+    chosen = spread(rows, cfg.shown)
+    x = Shards(source).take(np.array(chosen))
     read: Any = [
         None if lines is None else [lines[row] for row in chosen] for lines in (items, labels)
     ]

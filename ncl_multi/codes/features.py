@@ -117,6 +117,11 @@ class Features:
         """Width of the codes."""
         return int(self.z.shape[1])
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """`about` without long lists: the names of classes and of dimensions."""
+        return {key: entry for key, entry in self.about.items() if key not in ("classes", "names")}
+
     def take(self, rows: Sequence[int]) -> "Features":
         """These rows only, in rising order."""
 

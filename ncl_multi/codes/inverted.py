@@ -8,11 +8,10 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ncl_multi.files import Expected
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[search]"):
     from numba import njit
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs numba: pip install 'ncl-multi[search]'") from error
 
 MOST_ITEMS = 65_536
 """Most items of one block: their numbers fit 16 bits, and their scores a core's cache."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import csr_array, hstack, vstack
 
 from ncl_multi.codes.explain import unit_rows
 from ncl_multi.codes.features import MOST_COLUMNS, from_metadata, to_metadata
@@ -91,10 +91,7 @@ class SparseIndex:
         """Remove items; their ids may be added again. On an error nothing is removed."""
         self._settle()
         numbers = np.unique(_numbers(ids))
-        rows = self._find(numbers)
-        unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
-        if len(unknown):
-            raise ValueError(f"the index does not contain {unknown[:5].tolist()}")
+        rows = self._find(numbers, required=True)
         for place, block in enumerate(self._blocks):
             block.live[rows[place][rows[place] >= 0]] = False
         half_empty = [block for block in self._blocks if 2 * block.live.sum() < len(block.live)]
@@ -164,10 +161,7 @@ class SparseIndex:
         self._settle()
         numbers = _numbers(ids)
         result = csr_array((len(numbers), self.dims), dtype=np.float32)
-        rows = self._find(numbers)
-        unknown = numbers[(rows < 0).all(axis=0)] if len(rows) else numbers
-        if len(unknown):
-            raise ValueError(f"the index does not contain {unknown[:5].tolist()}")
+        rows = self._find(numbers, required=True)
         for block, block_rows in zip(self._blocks, rows, strict=True):
             positions = np.flatnonzero(block_rows >= 0)
             unique, inverse = np.unique(block_rows[positions], return_inverse=True)
@@ -229,9 +223,13 @@ class SparseIndex:
         z.eliminate_zeros()
         return z
 
-    def _find(self, ids: np.ndarray) -> np.ndarray:
+    def _find(self, ids: np.ndarray, *, required: bool = False) -> np.ndarray:
         """One line per block: the row of each id in it, or -1."""
-        return np.array([block.find(ids) for block in self._blocks]).reshape(-1, len(ids))
+        rows = np.array([block.find(ids) for block in self._blocks]).reshape(-1, len(ids))
+        unknown = ids[(rows < 0).all(axis=0)]
+        if required and len(unknown):
+            raise ValueError(f"the index does not contain {unknown[:5].tolist()}")
+        return rows
 
     def _ids_at(self, places: np.ndarray) -> np.ndarray:
         """Ids of places counted through all blocks; -1 stays -1."""
@@ -256,7 +254,7 @@ class SparseIndex:
         """Move collected additions into blocks."""
         if self._waiting:
             ids = np.concatenate([numbers for numbers, _ in self._waiting])
-            z = _stack([codes for _, codes in self._waiting])
+            z = vstack([codes for _, codes in self._waiting], format="csr")
             self._waiting, self._waiting_ids = [], set()
             self._append(ids, csr_array(z.T))
 
@@ -267,9 +265,7 @@ class SparseIndex:
             ids = np.concatenate([last.ids[last.live], ids])
             lists = csr_array(hstack([last.lists()[:, last.live], lists]))
         for start in range(0, len(ids), MOST_ITEMS):
-            block_lists = (
-                lists if len(ids) <= MOST_ITEMS else csr_array(lists[:, start : start + MOST_ITEMS])
-            )
+            block_lists = csr_array(lists[:, start : start + MOST_ITEMS])
             block_lists.sort_indices()
             block_ids = ids[start : start + MOST_ITEMS]
             self._blocks.append(
@@ -293,18 +289,3 @@ def _numbers(ids: Iterable[int] | np.ndarray) -> np.ndarray:
     if len(numbers) and numbers.min() < 0:
         raise ValueError(f"ids must be at least 0; got {numbers.min()}")
     return numbers
-
-
-def _stack(rows: Sequence[csr_array]) -> csr_array:
-    if len(rows) == 1:
-        return rows[0]
-    starts = np.cumsum([0, *(matrix.nnz for matrix in rows)])
-    indptr = [matrix.indptr[1:] + start for matrix, start in zip(rows, starts, strict=False)]
-    return csr_array(
-        (
-            np.concatenate([matrix.data for matrix in rows]),
-            np.concatenate([matrix.indices for matrix in rows]),
-            np.concatenate([[0], *indptr]),
-        ),
-        shape=(sum(matrix.shape[0] for matrix in rows), rows[0].shape[1]),
-    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ncl_multi.codes.explain import unit_rows
-from ncl_multi.codes.features import Features
+from ncl_multi.codes.features import Features, spread
 from ncl_multi.head import NonNegHead
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,12 +44,11 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
         >>> shorten(head, 16, head(x))(x).shape
         torch.Size([100, 16])
     """
-    heads = [module for module in model.modules() if isinstance(module, NonNegHead)]
-    if not heads:
+    widths = {module.out_dim for module in model.modules() if isinstance(module, NonNegHead)}
+    if not widths:
         raise ValueError(
             f"shorten needs a model with a NonNegHead; {type(model).__name__} has none"
         )
-    widths = {head.out_dim for head in heads}
     if len(widths) > 1:
         raise ValueError(f"heads to shorten together must be equally wide; got {sorted(widths)}")
     (width,) = widths
@@ -62,7 +61,7 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
     if isinstance(model, NonNegHead):
         return _cut(model, indices)  # type: ignore[return-value]
     shorter = deepcopy(model)
-    holders = [
+    holders: list[Any] = [
         module
         for module in shorter.modules()
         if any(isinstance(submodule, NonNegHead) for submodule in module.modules())
@@ -72,9 +71,8 @@ def shorten(model: Model, dims: int, features: Any, *, by: Rule = "coverage") ->
         for name, child in module.named_children():
             if isinstance(child, NonNegHead):
                 setattr(module, name, _cut(child, indices))
-        served: Any = module
-        if isinstance(getattr(served, "k", None), int):
-            served.k = min(served.k, dims)
+        if isinstance(getattr(module, "k", None), int):
+            module.k = min(module.k, dims)
     return shorter
 
 
@@ -111,8 +109,7 @@ def worth_keeping(features: Any, dims: int, *, by: Rule = "coverage") -> Tensor:
 
 def _products(z: Any) -> Tensor:
     """Mean product of every two dimensions."""
-    rows = np.unique(np.linspace(0, z.shape[0] - 1, min(z.shape[0], _ROWS)).astype(int))
-    z = torch.from_numpy(z[rows].astype(np.float32).toarray())
+    z = torch.from_numpy(z[spread(z.shape[0], _ROWS)].astype(np.float32).toarray())
     return (z.T @ z).double() / len(z)
 
 
@@ -132,13 +129,10 @@ def _covering(products: Any, dims: int) -> Tensor:
 
 
 def _parts(features: Any) -> list[Any]:
-    several = isinstance(features, Sequence)
-    parts = (
-        [side.z if isinstance(side, Features) else side for side in features]
-        if several
-        else [features.z if isinstance(features, Features) else features]
-    )
-    rows = [unit_rows(side, signed=True) for side in parts]
+    sides = features if isinstance(features, Sequence) else [features]
+    rows = [
+        unit_rows(side.z if isinstance(side, Features) else side, signed=True) for side in sides
+    ]
     if not rows or any(side.shape[0] == 0 for side in rows):
         raise ValueError("features must contain at least one code each")
     return rows

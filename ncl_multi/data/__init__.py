@@ -46,26 +46,10 @@ _WHERE = {
 }
 
 __all__ = [
-    "ImageSet",
-    "cifar10",
-    "collection",
-    "cranfield",
-    "digits",
-    "efficientnet_lite0",
-    "emoji",
-    "encoder_source",
-    "fashion_mnist",
-    "flickr8k",
-    "images",
-    "minilm",
-    "mpnet",
-    "planetoid",
-    "sick",
-    "snli",
-    "stsb",
-    "wordllama",
-    "wordnet",
-]
+    "ImageSet", "cifar10", "collection", "cranfield", "digits", "efficientnet_lite0", "emoji",
+    "encoder_source", "fashion_mnist", "flickr8k", "images", "minilm", "mpnet", "planetoid",
+    "sick", "snli", "stsb", "wordllama", "wordnet",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

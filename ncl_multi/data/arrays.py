@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ncl_multi.data.parquet import read_parquet
 from ncl_multi.files import DAMAGE, check_zip
+from ncl_multi.optional import needs
 
 _BLOCK = 65_536
 
@@ -92,10 +93,8 @@ def _from_parquet(path: Path, name: str | None) -> np.ndarray:
 
 def parquet() -> Any:
     """The parquet module of pyarrow, if it is installed."""
-    try:
+    with needs("pyarrow"):
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet files need pyarrow: pip install pyarrow") from error
     return parquet
 
 

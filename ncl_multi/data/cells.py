@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ncl_multi.data.parquet import read_parquet
+from ncl_multi.optional import needs
 
 KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
 """Endings of the files that are read."""
@@ -219,11 +220,9 @@ def _no_double_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _from_parquet(path: Path) -> Cells:
-    try:
+    with needs("pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet files need pyarrow: pip install pyarrow") from error
     try:
         schema = parquet.read_schema(path)
         types = {f.name: getattr(f.type, "value_type", f.type) for f in schema}
@@ -243,12 +242,8 @@ def _from_parquet(path: Path) -> Cells:
 
 
 def _from_hub(source: str) -> Cells:
-    try:
+    with needs("ncl-multi[sentence]"):
         from datasets import Value, load_dataset
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "hf:<name> needs datasets: pip install 'ncl-multi[sentence]'"
-        ) from error
     table = load_dataset(source.removeprefix("hf:"), split="train")
     texts = [
         name

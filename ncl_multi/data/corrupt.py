@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ncl_multi.optional import needs
+
 Corruption = Literal["noise", "blur", "contrast", "jpeg"]
 CORRUPTIONS: tuple[Corruption, ...] = ("noise", "blur", "contrast", "jpeg")
 
@@ -86,10 +88,8 @@ def _blur(x: Tensor, deviation: float) -> Tensor:
 
 
 def _jpeg(images: Tensor, quality: int) -> Tensor:
-    try:
+    with needs("ncl-multi[train]"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs Pillow: pip install 'ncl-multi[train]'") from error
     worse = []
     for picture in images.cpu():
         # PIL keeps channels last, and none at all for a grey picture.

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from ncl_multi.data.pictures import ImageSet, Split, known_split, leave_out
 from ncl_multi.files import open_picture
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[vision]"):
     import numpy as np
     from PIL import Image, ImageOps
     from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs pillow and tqdm: pip install 'ncl-multi[vision]'") from error
 
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 """What Pillow raises for bytes that are not a complete picture."""
@@ -122,11 +121,9 @@ def folder(root: Path, split: Split, *, size: int) -> ImageSet:
 
 def hub(name: str, split: Split, *, size: int) -> ImageSet:
     """A labelled picture set of the Hugging Face hub."""
-    try:
+    with needs("ncl-multi[sentence]"):
         from datasets import ClassLabel, load_dataset
         from datasets import Image as Pictures
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs datasets: pip install 'ncl-multi[sentence]'") from error
     known_split(split)
     splits = load_dataset(name)
     split_names = [key for key in _FOLDERS[split] if key in splits]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ncl_multi.data.fetch import Package, fetch, user_data
 from ncl_multi.data.members import zip_members
+from ncl_multi.optional import needs
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,8 @@ def planetoid(name: str) -> Any:
     be downloaded, the same graph comes from the package as plain text, with its nodes in another
     order and without the public split.
     """
-    try:
+    with needs("ncl-multi[graph]"):
         from torch_geometric.io import read_planetoid_data
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "needs torch-geometric: pip install 'ncl-multi[graph]'"
-        ) from error
     key = name.lower()
     if key not in _SHA:
         raise ValueError(f"the graph must be one of {', '.join(_SHA)}; got {name!r}")

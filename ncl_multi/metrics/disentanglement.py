@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ncl_multi.metrics.codes import Codes, check_codes, dense, unit_rows
+from ncl_multi.optional import needs
 
 Convention = Literal["renormalised", "fixed"]
 Factors = Int[Tensor, "n factors"]
@@ -161,10 +162,8 @@ def dci(z: Codes, factors: Factors, *, trees: int = 50, seed: int = 0) -> dict[s
         >>> scores["informativeness"], scores["disentanglement"] > 0.9
         (1.0, True)
     """
-    try:
+    with needs("ncl-multi[train]"):
         from sklearn.ensemble import RandomForestClassifier
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
     _check_factors(z, factors)
     rows, targets = dense(z).float().cpu().numpy(), factors.cpu().numpy()
     order = np.random.default_rng(seed).permutation(len(rows))

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from ncl_multi.codes.features import to_csr
 from ncl_multi.metrics.codes import Codes, gram, unit_rows
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[graph]"):
     from sklearn.cluster import AgglomerativeClustering, KMeans
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import (
@@ -22,8 +23,6 @@ try:
         roc_auc_score,
     )
     from sklearn.multiclass import OneVsRestClassifier
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[graph]'") from error
 
 _PENALTIES = 2.0 ** np.arange(-10, 11, 2)
 Pairs = Int[Tensor, "2 pairs"]

@@ -15,12 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ncl_multi.files import Expected, atomic, read_safetensors
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[train]"):
     from filelock import FileLock
     from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[train]'") from error
 
 _ROWS = 4096
 _PARTS = {"h": Expected(("F16", "F32", "F64"), 2), "kept": Expected(("I64",))}

@@ -20,21 +20,18 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ncl_multi.distributed import all_reduce_sum
 from ncl_multi.norm import shared_batch_norm
+from ncl_multi.optional import needs
 from ncl_multi.training.batches import Batches, step_seed
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.health import Health
 from ncl_multi.training.run_folder import RunFolder, as_json, open_run
 from ncl_multi.training.sharded import ShardedRunFolder, copy_whole_weights, shard
 
-try:
+with needs("ncl-multi[train]"):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import send_to_device, set_seed
     from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "needs accelerate and tqdm: pip install 'ncl-multi[train]'"
-    ) from error
 
 Objective = TypeVar("Objective", bound=nn.Module)
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

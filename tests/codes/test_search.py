@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array, random_array, vstack
+from scipy.sparse import csr_array, random_array
 
 pytest.importorskip("numba")
 
@@ -384,8 +384,3 @@ def test_two_hundred_thousand_codes_fit_in_60_megabytes():
     z = csr_array((np.ones(n * active), columns, np.arange(0, n * active + 1, active)), (n, dims))
     index = index_of(z)
     assert index.nbytes / n * 200_000 < 60e6
-
-
-def test_rows_stack_like_scipys():
-    parts = [codes(3), codes(1, seed=1), codes(4, seed=2)]
-    assert (search._stack(parts).toarray() == vstack(parts).toarray()).all()

@@ -146,7 +146,7 @@ def test_shorten_ranks_on_train_rows_and_writes_table_and_plot(files, run, tmp_p
     assert len(row["rows"]) == 1 + 5 * 2
     assert (tmp_path / "out/shorten.png").stat().st_size > 1000
     table = (tmp_path / "out/shorten.md").read_text()
-    assert "| 4 | activation with ReLU |" in table
+    assert "| 4, activation with ReLU |" in table
 
 
 def test_shorten_keeps_the_most_active_dimensions():
