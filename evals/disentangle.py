@@ -6,7 +6,7 @@ Usage:
 
 SEPIN is given in both conventions, `renormalised` and `fixed`; see `ncl_multi.metrics`. Files whose
 labels are a table, one column per factor, get the measures that need factors; they are written by
-`python evals/claims.py --quick --only sprites`, from our own generator of the dSprites kind.
+`python evals/claims.py --only sprites`, from our own generator of the dSprites kind.
 """
 
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ from typing import Any
 import tyro
 
 from ncl_multi.log import show_messages
+from ncl_multi.report import markdown
 
 Rows = dict[str, dict[str, float]]
 
@@ -98,11 +99,11 @@ def main(cfg: Config) -> None:
         raise SystemExit(f"no measure {missing[0]!r}; there are {', '.join(map(repr, available))}")
     several = len(files) > 1
     seeds = f"mean of {len(files)} (spread)" if several else ""
-    print(f"| {seeds} | {' | '.join(measures)} |")
-    print("|---" * (len(measures) + 1) + "|")
-    for row in rows:
-        cells = (cell(*averages[row][m], several) if m in averages[row] else "" for m in measures)
-        print(f"| {row} | {' | '.join(cells)} |")
+    cells = {
+        row: {m: cell(*averages[row][m], several) if m in averages[row] else "" for m in measures}
+        for row in rows
+    }
+    print(markdown(seeds, cells))
 
 
 if __name__ == "__main__":

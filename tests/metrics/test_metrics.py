@@ -327,15 +327,16 @@ def test_sparse_and_dense_codes_rank_alike(codes):
 def test_a_search_among_themselves_leaves_the_query_out():
     z = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     y = torch.tensor([0, 1, 0, 1])
-    assert metrics.precision_at_k(z, None, y, k=1) == 0
-    assert metrics.recall_at_k(z, None, torch.tensor([0, 0, 1, 1]), k=1) == 1
+    assert metrics.retrieval(z, None, y)["precision@1"] == 0
+    assert metrics.retrieval(z, None, torch.tensor([0, 0, 1, 1]))["hit@1"] == 1
 
 
 def test_a_query_of_zeros_scores_chance():
     zeros, items = torch.zeros(1, 3), torch.eye(3).repeat(4, 1)
     groups = (torch.tensor([0]), torch.arange(12))
-    assert metrics.recall_at_k(zeros, items, groups, k=3) == pytest.approx(3 / 12)
-    assert metrics.median_rank(zeros, items, groups) == pytest.approx(6.5)
+    found = metrics.retrieval(zeros, items, groups, ks=(3,))
+    assert found["hit@3"] == pytest.approx(3 / 12)
+    assert found["median_rank"] == pytest.approx(6.5)
 
 
 def test_queries_without_a_right_item_are_left_out():
@@ -349,8 +350,8 @@ def test_queries_without_a_right_item_are_left_out():
 def test_recall_counts_one_hit_or_the_share_found():
     items, groups = torch.eye(4), (torch.tensor([0]), torch.tensor([0, 0, 1, 1]))
     query = torch.tensor([[3.0, 0.0, 2.0, 1.0]])
-    assert metrics.recall_at_k(query, items, groups, k=2) == 1
-    assert metrics.recall_at_k(query, items, groups, k=2, at_least_one=False) == 0.5
+    found = metrics.retrieval(query, items, groups, ks=(2,))
+    assert (found["hit@2"], found["recall@2"]) == (1, 0.5)
 
 
 def test_spearman_is_scipys_with_ties():
