@@ -99,8 +99,9 @@ def test_recipes_and_evals_never_import_each_other():
         assert not {m.split(".")[0] for m in imports(path)} & {"recipes", "evals"}, path
 
 
-def test_importing_the_package_loads_small_parts_only():
-    script = "import sys, ncl_multi; print(*{name.split('.')[0] for name in sys.modules})"
+def test_importing_the_package_and_its_data_sets_loads_small_parts_only():
+    loaded = "print(*{name.split('.')[0] for name in sys.modules})"
+    script = f"import sys, ncl_multi\n{loaded}\nimport ncl_multi.data\n{loaded}"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -108,7 +109,9 @@ def test_importing_the_package_loads_small_parts_only():
         "accelerate", "matplotlib", "open_clip", "pandas", "rich", "sentence_transformers",
         "sklearn", "timm", "torch_geometric", "torchvision", "transformers", "tyro",
     }  # fmt: skip
-    assert not heavy & set(done.stdout.split())
+    package, data_sets = map(set, map(str.split, done.stdout.splitlines()))
+    assert not heavy & package
+    assert not (heavy | {"PIL", "datasets"}) & data_sets
 
 
 def test_every_public_name_is_listed_and_can_be_imported():

