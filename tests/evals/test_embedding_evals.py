@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "evals"))
+def here(tmp_path):
     rng = np.random.default_rng(0)
     y = np.arange(120) % 5
     x = rng.standard_normal((5, 12))[y] + 0.4 * rng.standard_normal((120, 12))

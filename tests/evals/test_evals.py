@@ -21,12 +21,6 @@ pytest.importorskip("matplotlib")
 EVALS = Path(__file__).parents[2] / "evals"
 
 
-@pytest.fixture(autouse=True)
-def modules(monkeypatch):
-    """A script finds what is next to it."""
-    monkeypatch.syspath_prepend(str(EVALS))
-
-
 def script(name):
     """An eval's names, and its command line."""
     return runpy.run_path(str(EVALS / f"{name}.py"), run_name="eval")
