@@ -220,11 +220,7 @@ class Parts:
         A variant may have a change, `relu+temperature=0.1`, and `untrained` is the network before
         its first step.
         """
-        from ncl_multi.adapters.vision.report import (
-            both_outputs,
-            corrupted_hits,
-            fine_tuned_hits,
-        )
+        from ncl_multi.adapters.vision.report import both_outputs, corrupted_hits, fine_tuned_hits
 
         p, name = self.preset, f"{variant}_{seed}"
         train, test = self.pictures

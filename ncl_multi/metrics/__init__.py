@@ -11,14 +11,7 @@ from ncl_multi.metrics.activity import (
     interpretability,
     sparsity,
 )
-from ncl_multi.metrics.disentanglement import (
-    dci,
-    mig,
-    mutual_information,
-    sap,
-    separability,
-    sepin,
-)
+from ncl_multi.metrics.disentanglement import dci, mig, mutual_information, sap, separability, sepin
 from ncl_multi.metrics.finetune import fine_tuned_predictions
 from ncl_multi.metrics.interval import Interval, mean_interval
 from ncl_multi.metrics.probe import LinearProbe, knn_accuracy, linear_probe
@@ -40,12 +33,7 @@ from ncl_multi.metrics.readability import (
     readable_features,
     stability,
 )
-from ncl_multi.metrics.retrieval import (
-    mean_average_precision,
-    ndcg_at_k,
-    retrieval,
-    spearman,
-)
+from ncl_multi.metrics.retrieval import mean_average_precision, ndcg_at_k, retrieval, spearman
 
 __all__ = [
     "Interval", "LinearProbe", "NotMeasurableError", "Readable", "active_dims",

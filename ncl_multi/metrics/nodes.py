@@ -69,10 +69,7 @@ def node_accuracy(z: Codes, y: Tensor, split: Split) -> dict[str, float]:
         model.fit(rows[train], labels[train])
         right = float(model.score(rows[validation], labels[validation]))
         if right > best["validation"]:
-            best = {
-                "validation": right,
-                "test": float(model.score(rows[test], labels[test])),
-            }
+            best = {"validation": right, "test": float(model.score(rows[test], labels[test]))}
     return best
 
 

@@ -22,11 +22,7 @@ _SCORES_AT_ONCE = 2**24
 
 
 def knn_accuracy(
-    train_z: TrainCodes,
-    train_y: TrainLabels,
-    test_z: TestCodes,
-    test_y: TestLabels,
-    k: int = 20,
+    train_z: TrainCodes, train_y: TrainLabels, test_z: TestCodes, test_y: TestLabels, k: int = 20
 ) -> float:
     """Accuracy of a vote of the k rows most similar by cosine, each weighted by exp(cosine / 0.07).
 
