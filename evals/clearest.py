@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.codes.names import name_dimensions
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import dimension_purity, name_fit
+from ncl_multi.metrics.codes import firing_rows, strongest_rows
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,6 @@ class Config:
 
 def clearest(train: Features, test: Features, count: int, texts: int) -> list[dict[str, Any]]:
     """The dimensions with the best names, each with its strongest held-out texts."""
-    import numpy as np
-
-    from ncl_multi.codes.names import name_dimensions
-    from ncl_multi.metrics import dimension_purity, name_fit
-    from ncl_multi.metrics.codes import firing_rows, strongest_rows
-
     if test.items is None or test.y is None:
         raise ValueError("the held-out features need items and labels")
     names = name_dimensions(train)

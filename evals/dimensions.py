@@ -18,6 +18,8 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import readable_dims
+from ncl_multi.metrics.codes import strongest_rows, unit_rows
 from ncl_multi.report import print_json, save_figure
 
 if TYPE_CHECKING:
@@ -41,9 +43,6 @@ class Config:
 
 def sample(features: Features, seed: int) -> list[tuple[int, np.ndarray, str]]:
     """Dimensions, the purest first: number, strongest rows, the commonest class and its count."""
-    from ncl_multi.metrics import readable_dims
-    from ncl_multi.metrics.codes import strongest_rows, unit_rows
-
     if features.thumbnails is None or features.items is None:
         raise ValueError("the features have no pictures; give the run folder of a vision recipe")
     readable = np.flatnonzero(readable_dims(features.z))

@@ -17,6 +17,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import dci, mig, sap, sepin
 from ncl_multi.report import print_rows
 
 
@@ -44,8 +45,6 @@ class Config:
 
 def evaluate(features: Features, other: Features | None, cfg: Config) -> dict[str, Any]:
     """Return one row of the report."""
-    from ncl_multi.metrics import dci, mig, sap, sepin
-
     z = features.z[: cfg.rows]
     zb = None if other is None else other.z[: cfg.rows]
     row: dict[str, Any] = {"temperature": cfg.temperature, "batch": cfg.batch}

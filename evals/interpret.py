@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import interpretability
+from ncl_multi.metrics.codes import active_counts, check_labels, rows_active, unit_rows
 from ncl_multi.report import print_rows, save_figure
 
 
@@ -30,8 +33,6 @@ class Config:
 
 def evaluate(features: Features, *, labels: bool = True) -> dict[str, Any]:
     """Return one row of the report, with where it came from."""
-    from ncl_multi.metrics import interpretability
-
     if labels and (features.y is None or features.y.ndim != 1):
         raise ValueError(
             "class consistency needs one label per row; this feature file has none. "
@@ -43,10 +44,7 @@ def evaluate(features: Features, *, labels: bool = True) -> dict[str, Any]:
 
 def draw(path: Path, files: dict[str, Features], *, labels: bool = True) -> None:
     """Histograms: active dimensions per row; how often and how purely a dimension fires."""
-    import numpy as np
     from matplotlib.figure import Figure
-
-    from ncl_multi.metrics.codes import active_counts, check_labels, rows_active, unit_rows
 
     figure = Figure(figsize=(12 if labels else 8, 4), layout="constrained")
     axes = figure.subplots(1, 3 if labels else 2)

@@ -17,8 +17,12 @@ from typing import Any
 
 import tyro
 
+import ncl_multi as ncl
+from ncl_multi import data
 from ncl_multi.codes.features import Features
+from ncl_multi.data.corrupt import wrong_labels
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import LinearProbe, knn_accuracy, linear_probe
 from ncl_multi.report import print_json, table
 
 
@@ -56,9 +60,6 @@ class Config:
 
 def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
     """Return one row of the report: accuracies on test rows."""
-    from ncl_multi.data.corrupt import wrong_labels
-    from ncl_multi.metrics import LinearProbe, knn_accuracy, linear_probe
-
     train_y, test_y = labels(train, cfg.train), labels(test, cfg.test)
     row = {"knn": knn_accuracy(train.z, train_y, test.z, test_y, k=cfg.k)}
     row["linear"] = linear_probe(train.z, train_y, test.z, test_y)
@@ -78,9 +79,6 @@ def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
 
 def with_pictures(model: Path, cfg: Config) -> tuple[Any, Any, Any]:
     """A vision model, and the train and test pictures."""
-    import ncl_multi as ncl
-    from ncl_multi import data
-
     train, test = (data.images(cfg.data, split).first(cfg.images) for split in ("train", "test"))
     return ncl.load(model), train, test
 
@@ -88,7 +86,6 @@ def with_pictures(model: Path, cfg: Config) -> tuple[Any, Any, Any]:
 def corrupted(model: Any, train: Any, test: Any) -> dict[str, float]:
     """Accuracy of a probe of the encoder on clean pictures, then on worse ones."""
     from ncl_multi.adapters.vision.report import corrupted_hits
-    from ncl_multi.metrics import LinearProbe
 
     probe = LinearProbe.fit(model.embed(train.images), train.y)
     row = {"clean": probe.accuracy(model.embed(test.images), test.y)}

@@ -13,6 +13,7 @@ import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import readable_features, sparsity
 from ncl_multi.report import print_rows
 
 
@@ -32,8 +33,6 @@ class Config:
 
 def evaluate(features: Features, judge: Features | None = None) -> dict[str, Any]:
     """Return one row of the report: provenance, figures, and measures that were left out."""
-    from ncl_multi.metrics import readable_features, sparsity
-
     if judge is not None and len(judge) != len(features):
         raise ValueError(
             f"the judge must contain the same items: expected {len(features)}, got {len(judge)}"

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tyro
+from scipy.sparse import csr_array
 
-from ncl_multi.codes.features import Features
+from ncl_multi.codes.features import Features, to_csr
+from ncl_multi.head import top_k
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import active_dims, retrieval
 from ncl_multi.report import print_json, table
 
 
@@ -47,10 +51,6 @@ def evaluate(
     active: tuple[int, ...] = (),
 ) -> dict[str, dict[str, float]]:
     """One row with all dimensions, and one for each number of entries kept."""
-    from ncl_multi.codes.features import to_csr
-    from ncl_multi.head import top_k
-    from ncl_multi.metrics import active_dims, retrieval
-
     rows = {}
     for keep in (None, *active):
         cut = [
@@ -67,9 +67,6 @@ def evaluate(
 
 def relevance(cfg: Config, queries: Features, items: Features | None) -> Any:
     """What is right, as `ncl_multi.metrics.retrieval` takes it."""
-    import numpy as np
-    from scipy.sparse import csr_array
-
     if cfg.judgements is not None:
         shape = (len(queries), len(queries if items is None else items))
         lines = np.loadtxt(cfg.judgements, delimiter="\t", ndmin=2)

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.files import atomic
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import linear_probe, retrieval
 from ncl_multi.report import markdown, print_json, save_figure, table
 
 RULES = ("activation with ReLU", "activation without ReLU", "variance", "random", "truncation")
@@ -48,8 +50,6 @@ class Config:
 
 def ranking(z: Any, rule: str, seed: int = 0) -> Any:
     """All dimensions of unit rows, the most important first."""
-    import torch
-
     d = z.shape[1]
     if rule == "random":
         return torch.randperm(d, generator=torch.Generator().manual_seed(seed))
@@ -65,8 +65,6 @@ def ranking(z: Any, rule: str, seed: int = 0) -> Any:
 
 def measure(sets: dict[str, tuple[Features, Features]], dims: Any) -> dict[str, float]:
     """Probe and class retrieval on the first set; the probe on the others."""
-    from ncl_multi.metrics import linear_probe, retrieval
-
     row = {}
     for name, (train, test) in sets.items():
         a, b = (features.dense().float()[:, dims] for features in (train, test))
@@ -87,7 +85,6 @@ def evaluate(
     seed: int = 0,
 ) -> dict[str, dict[str, Any]]:
     """One row for all dimensions, then one for each rule and number kept."""
-    import torch
     from tqdm.auto import tqdm
 
     train, _ = sets["probe"]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from ncl_multi.codes.features import Features
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import matched_dims, readable_dims
 from ncl_multi.report import print_json, table
 
 
@@ -30,10 +32,6 @@ class Config:
 
 def evaluate(first: Features, second: Features) -> dict[str, Any]:
     """Return one row of the report: the mean correlation of the matches and how it spreads."""
-    import numpy as np
-
-    from ncl_multi.metrics import matched_dims, readable_dims
-
     if first.items is not None and second.items is not None and first.items != second.items:
         raise ValueError("the two files contain different items; stability needs the same rows")
     _, _, correlations = matched_dims(first.z, second.z)

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from torch.nn.functional import cosine_similarity
 
 from ncl_multi.codes.features import Features
+from ncl_multi.head import top_k
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import active_dims, spearman
 from ncl_multi.report import print_json, table
 
 
@@ -36,11 +39,6 @@ def evaluate(
 
     Pairs with equal cosine, such as codes that share no dimension, share their mean rank.
     """
-    from torch.nn.functional import cosine_similarity
-
-    from ncl_multi.head import top_k
-    from ncl_multi.metrics import active_dims, spearman
-
     if first.y is None or first.y.ndim != 1:
         raise ValueError("the first file must contain human scores as labels; it has none")
     if first.z.shape != second.z.shape:

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
+import ncl_multi as ncl
+from ncl_multi.codes.features import spread
+from ncl_multi.data.shards import Shards
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import readable
+from ncl_multi.report import table, write_json
+from ncl_multi.training.config import fitting_sizes
 
 
 @dataclass(frozen=True)
@@ -46,15 +53,6 @@ class Config:
 
 
 def main(cfg: Config) -> None:
-    import numpy as np
-
-    import ncl_multi as ncl
-    from ncl_multi.codes.features import spread
-    from ncl_multi.data.shards import Shards
-    from ncl_multi.metrics import readable
-    from ncl_multi.report import table, write_json
-    from ncl_multi.training.config import fitting_sizes
-
     source = [*cfg.x]
     rows = len(Shards(source))
     items, labels = (_lines(path, rows) for path in (cfg.items, cfg.labels))

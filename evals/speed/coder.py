@@ -10,8 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 from measure import apart, forget_peak, resident_mb
+
+import ncl_multi as ncl
+from ncl_multi.report import table, write_json
 
 
 def coder(
@@ -36,8 +40,6 @@ def coder(
         folder: Where the memmap is written; none for a temporary folder.
         out: File for the figures.
     """
-    from ncl_multi.report import table, write_json
-
     with tempfile.TemporaryDirectory(dir=folder) as name:
         path = Path(name) / "x.npy"
         _write(path, rows, width, half)
@@ -47,8 +49,6 @@ def coder(
 
 
 def _write(path: Path, rows: int, width: int, half: bool) -> None:
-    import numpy as np
-
     draw = np.random.default_rng(0)
     centres = draw.standard_normal((1000, width), dtype=np.float32)
     x = np.lib.format.open_memmap(path, "w+", "f2" if half else "f4", (rows, width))
@@ -61,9 +61,6 @@ def _write(path: Path, rows: int, width: int, half: bool) -> None:
 
 
 def _cost(path: Path, dims: int, k: int, steps: int | None) -> dict[str, float]:
-    import numpy as np
-
-    import ncl_multi as ncl
 
     x = np.load(path, mmap_mode="r")
     options: dict[str, Any] = {} if steps is None else {"steps": steps}

@@ -4,15 +4,21 @@ Usage:
     python evals/speed/search.py
 """
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import tyro
 from measure import apart, need
+from scipy.sparse import csr_array
 
+from ncl_multi import SparseIndex
 from ncl_multi.log import show_messages
+from ncl_multi.report import table, write_json
 
 
 def search(
@@ -38,8 +44,6 @@ def search(
     need("faiss", "seismic")
     from tqdm import tqdm
 
-    from ncl_multi.report import table, write_json
-
     cases = [(name, skew) for skew in (1.0, 100.0) for name in _INDEXES]
     rows: dict[str, dict[str, float]] = {}
     for name, skew in tqdm([("faiss flat, 384 dense", 1.0), *cases], desc="search", disable=None):
@@ -53,9 +57,6 @@ def search(
 def _search_cost(
     name: str, codes: int, dims: int, active: int, queries: int, skew: float
 ) -> dict[str, float]:
-    import numpy as np
-    import torch
-
     torch.set_num_threads(1)
     if name.startswith("faiss"):
         find, megabytes = _flat(codes)
@@ -84,9 +85,6 @@ def _search_cost(
 
 def _random_codes(n: int, dims: int, active: int, skew: float, seed: int) -> Any:
     """Unit rows; how often a dimension fires falls geometrically from the first to the last."""
-    import numpy as np
-    from scipy.sparse import csr_array
-
     generator = np.random.default_rng(seed)
     weight = np.geomspace(skew, 1, dims).astype(np.float32)
     columns = []
@@ -102,7 +100,6 @@ def _random_codes(n: int, dims: int, active: int, skew: float, seed: int) -> Any
 
 def _flat(codes: int) -> tuple[Callable[[Any], Any], float]:
     import faiss
-    import numpy as np
 
     faiss.omp_set_num_threads(1)
     index = faiss.IndexFlatIP(384)
@@ -111,16 +108,12 @@ def _flat(codes: int) -> tuple[Callable[[Any], Any], float]:
 
 
 def _inverted(z: Any) -> tuple[Callable[[Any], Any], float]:
-    from ncl_multi import SparseIndex
-
     index = SparseIndex(z.shape[1])
     index.add(range(z.shape[0]), z)
     return lambda query: index.search(query, 10, threads=1)[0][0], index.nbytes / 1e6
 
 
 def _scipy_product(z: Any) -> tuple[Callable[[Any], Any], float]:
-    import numpy as np
-
     lists = z.T.tocsr()
 
     def find(query: Any) -> Any:
@@ -132,9 +125,6 @@ def _scipy_product(z: Any) -> tuple[Callable[[Any], Any], float]:
 
 def _seismic(z: Any) -> tuple[Callable[[Any], Any], float]:
     """Approximate, with its default settings."""
-    import tempfile
-
-    import numpy as np
     import seismic
 
     data = seismic.SeismicDataset()

@@ -4,13 +4,16 @@ Usage:
     python evals/speed/stream.py
 """
 
+import random
 import time
 from pathlib import Path
 
 import tyro
 from measure import apart, forget_peak, resident_mb
 
+from ncl_multi import data, wrap
 from ncl_multi.log import show_messages
+from ncl_multi.report import table, write_json
 
 
 def stream(
@@ -27,17 +30,12 @@ def stream(
         k: Active entries of a code.
         out: File for the figures.
     """
-    from ncl_multi.report import table, write_json
-
     row = apart(_stream_cost, texts, dims, k)
     table(f"{texts:,} texts through a static encoder", {"ours": row})
     write_json(out, row)
 
 
 def _stream_cost(texts: int, dims: int, k: int) -> dict[str, float]:
-    import random
-
-    from ncl_multi import data, wrap
 
     model = wrap(data.wordllama(), dims)
     words = " ".join(data.stsb("train")[0]).split()

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 from measure import Cost, apart, cost
 
 from ncl_multi.log import show_messages
+from ncl_multi.report import table, write_json
 
 
 def views(
@@ -25,8 +27,6 @@ def views(
         repeats: Batches, of which the fastest is reported.
         out: File for the figures.
     """
-    from ncl_multi.report import table, write_json
-
     rows = {}
     for name in _AUGMENTATIONS:
         took = apart(_views_cost, name, pictures, size, repeats).seconds
@@ -39,8 +39,6 @@ def views(
 
 
 def _views_cost(name: str, pictures: int, size: int, repeats: int) -> Cost:
-    import torch
-
     x = torch.randint(0, 256, (pictures, 3, size, size), dtype=torch.uint8)
     augment = _AUGMENTATIONS[name](size)
     return cost(lambda: augment(x), repeats)
@@ -65,7 +63,6 @@ def _kornia_views(size: int) -> Callable[[Any], Any]:
 
 
 def _pil_views(size: int) -> Callable[[Any], Any]:
-    import torch
     from torchvision.transforms import v2
 
     augment = v2.Compose(
