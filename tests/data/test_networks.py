@@ -165,13 +165,6 @@ def test_graphml_is_read_as_the_graph_that_was_written(tmp_path):
             read_graph(tmp_path / "a.graphml")
 
 
-def test_without_networkx_graphml_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "networkx", None)
-    (tmp_path / "a.graphml").write_text("<graphml/>")
-    with pytest.raises(ModuleNotFoundError, match="pip install networkx"):
-        read_graph(tmp_path / "a.graphml")
-
-
 def test_data_keeps_its_features_and_is_not_changed():
     double = torch.cat([EDGES, EDGES[:, :2]], dim=1)
     x = torch.rand(12, 3)
