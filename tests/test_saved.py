@@ -35,6 +35,9 @@ def sentence_transformer(folder: Path):
     return ncl.wrap(SentenceTransformer(modules=modules, device="cpu"), 8)
 
 
+NUMBERS = np.random.default_rng(0).random((40, 4))
+
+
 class Coder(ncl.SparseCoder):
     """A coder that is saved and read like a model."""
 
@@ -54,9 +57,7 @@ KINDS = {
     "vision": lambda folder: ncl.NonNegVision("test_resnet", 8, hidden_dim=None),
     "classifier": lambda folder: NonNegClassifier("test_resnet", 8, classes=3),
     "graph": lambda folder: ncl.NonNegGraph(8, in_dim=4, width=4),
-    "coder": lambda folder: Coder(dims=8, k=2, steps=1).fit(
-        np.random.default_rng(0).random((40, 4))
-    ),
+    "coder": lambda folder: Coder(dims=8, k=2, steps=1).fit(NUMBERS),
 }
 
 
@@ -160,6 +161,7 @@ def test_the_bombs_go_off_where_they_are_opened_directly(tmp_path):
         ("graph", {"width": -1}, "width must be at least 1; got -1"),
         ("graph", {"more": 1}, "unexpected keyword argument 'more'"),
         ("clip, transformers towers", {"dims": 2**30}, r"asks for \d+ bytes of weights"),
+        ("coder", {"widths": [2**30]}, r"asks for \d+ bytes of weights"),
         ("sentence, transformers", {"pooling": "evil"}, "pooling must be one of"),
     ],
 )
@@ -296,6 +298,21 @@ def test_torchvision_models_that_fetch_a_backbone_are_refused(
     assert not no_network
 
 
+GPT = {
+    "model_type": "gpt_neo", "max_position_embeddings": 40_000, "hidden_size": 8, "num_layers": 2,
+    "num_heads": 2, "attention_types": [[["global"], 2]],
+}  # fmt: skip
+"""Each of its layers has a mask of all positions, which is not among the weights."""
+SWIN = {"model_type": "swin", "depths": [2, 40_000]}
+TOKENS = "encoder/tokenizer.json"
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+REPEATED = {"type": "Sequence", "normalizers": [REPLACE] * 7}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 3000,
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"x": {"id": "x", "ids": [1] * 3000, "tokens": ["x"] * 3000}},
+}
 DENSE = {"in_features": 2**16, "out_features": 2**16, "activation_function": "torch.nn.Tanh"}
 SECOND = {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.models.Dense"}
 
@@ -303,6 +320,26 @@ SECOND = {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transforme
 @pytest.mark.parametrize(
     ("kind", "files", "words"),
     [
+        ("sentence, transformers", {ENCODER: GPT}, "bytes of weights"),
+        ("sentence, transformers", {ENCODER: {"num_hidden_layers": 900}}, "more than .* modules"),
+        ("sentence, transformers", {ENCODER: SWIN}, "asks for depths 40000; at most 1000"),
+        ("sentence, transformers", {TOKENS: {"normalizer": REPEATED}}, "very long texts"),
+        ("sentence, transformers", {TOKENS: {"post_processor": TEMPLATE}}, "very long texts"),
+        ("sentence, transformers", {TOKENS: {"padding": {"strategy": {"Fixed": 2**30}}}},
+         "very long texts"),
+        ("sentence, transformers", {"encoder/tokenizer_config.json": {"pad_to_multiple_of": 2**30}},
+         "asks for pad_to_multiple_of"),
+        ("clip, open_clip towers", {"towers/any.json": {"text_cfg": {"context_length": 2**30}}},
+         "asks for context_length"),
+        ("clip, open_clip towers", {"towers/any.json": {"preprocess_cfg": {"size": [32, 2**20]}}},
+         "asks for size 1048576; at most 4096"),
+        ("clip, transformers towers",
+         {"towers/preprocessor_config.json": {"size": {"shortest_edge": 30_000}}},
+         "asks for shortest_edge 30000; at most 4096"),
+        ("sentence, sentence-transformers", {"encoder/1_Pooling/config.json": {"dimension": 2**30}},
+         "asks for"),
+        ("sentence, transformers", {"encoder/model.safetensors.index.json": {
+            "weight_map": {"a": "../../other.safetensors"}}}, "outside its folder"),
         ("sentence, transformers", {ENCODER: {"intermediate_size": 10**7}}, "bytes of weights"),
         ("sentence, transformers", {ENCODER: {"vocab_size": 10**8}}, "bytes of weights"),
         ("sentence, transformers", {ENCODER: {"model_type": "clap"}}, "bytes of weights"),
@@ -328,7 +365,7 @@ def test_modules_of_other_packages_are_not_imported(unchecked, tmp_path, type_):
     modules[1]["type"] = type_
     path.write_text(json.dumps(modules))
     before = set(sys.modules)
-    with pytest.raises(ValueError, match="names .*; expected Transformer, Pooling"):
+    with pytest.raises(ValueError, match=r"names .*; expected Transformer, Pooling"):
         ncl.load(tmp_path / "model")
     assert not {"antigravity", "evil"} & (set(sys.modules) - before)
 

@@ -388,7 +388,7 @@ def _from_parts(
     directed: bool,
     values: dict[str, dict[int, Any]],
 ) -> Data:
-    """A graph of nodes with these values by attribute and place; those of edges have the place -1."""
+    """A graph whose nodes have these values, by attribute and place; edges have the place -1."""
     if values.get("weight", {}).pop(-1, None):
         log.warning("weights of edges are not used")
     data = Data(edge_index=edge_index, num_nodes=len(nodes), text=_names(nodes, values))

@@ -1,7 +1,5 @@
 """Graphs of every kind become the same Data, or are refused in words."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
