@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -451,9 +451,10 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
     return content
 
 
-def check_tensors(file: str | IO[bytes], size: int, classes: Sequence[type] = ()) -> None:
+def check_tensors(file: Any, size: int, classes: Sequence[type] = ()) -> None:
     """Refuse what `torch.save` does not write for tensors, before torch reads it.
 
+    `file` is a path as text, or an open file.
     Torch runs no code from a file, but it makes calls that take memory for a number, such as
     `bytearray` and `FloatTensor`.
     """
@@ -468,7 +469,7 @@ def check_tensors(file: str | IO[bytes], size: int, classes: Sequence[type] = ()
             raise ValueError(f"it names {str(name)[:80]}")
 
 
-def check_zip(file: str | IO[bytes], size: int, *, compressed: bool = True) -> None:
+def check_zip(file: Any, size: int, *, compressed: bool = True) -> None:
     """Refuse a zip file of this size whose parts would take more memory than `most_memory` of it.
 
     Without `compressed`, parts may not be compressed, so they take no more than the file.
@@ -586,7 +587,7 @@ def _check_settings(path: Path) -> None:
                 )
 
 
-def _most_of(path: Path, key: str, siblings: dict[str, Any]) -> float:
+def _most_of(path: Path, key: str, siblings: dict[str, Any]) -> int | float:
     """The largest number for a key: of what takes memory that the weights do not show."""
     if _LAYERS.search(key):
         return _MOST_LAYERS
