@@ -21,7 +21,7 @@ from ncl_multi.data.shards import Shards
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
 from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
-from ncl_multi.model import load_as, write_config
+from ncl_multi.model import check_fits, load_as, write_config
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.embeddings import (

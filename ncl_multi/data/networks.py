@@ -258,7 +258,7 @@ def _is_float(cell: str) -> bool:
 def _graphml(path: Path) -> Data:
     try:
         return _GraphML().read(path)
-    except DAMAGE as error:
+    except (*DAMAGE, expat.ExpatError) as error:
         raise ValueError(f"{path} is not a whole GraphML file: {error}") from error
 
 
