@@ -21,7 +21,7 @@ from ncl_multi.data.shards import Shards
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
 from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
-from ncl_multi.model import load_as, write_config
+from ncl_multi.model import check_fits, load_as, write_config
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.embeddings import (
@@ -365,7 +365,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             raise ValueError(f"its params must be {', '.join(names)}; got {', '.join(params)}")
         coder = cls(**params)
         coder._check_options()
-        coder._build_heads(options["widths"])
+        check_fits(lambda: coder._made_heads(options["widths"]), folder / "coder.safetensors")
+        coder.heads_ = coder._made_heads(options["widths"])
         coder.n_features_in_ = options["widths"][0]
         coder.reconstruction_error_ = float(options["error"])
         coder.n_rows_ = int(options["rows"])
@@ -392,6 +393,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             else:
                 self._decoder = LinearDecoder.of_state(state, self.dims, self.n_features_in_)
         self.heads_.eval()
+        if len(parts["idf"]) != self.dims:
+            raise ValueError(f"idf must have {self.dims} numbers; got {len(parts['idf'])}")
         self.idf_ = parts["idf"].numpy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -455,8 +458,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """The linear map of a side, before the ReLU."""
         return self.heads_[-1 if other else 0].fold()[0]
 
-    def _build_heads(self, widths: Sequence[int]) -> None:
-        self.heads_: Any = nn.ModuleList(
+    def _made_heads(self, widths: Sequence[int]) -> Any:
+        return nn.ModuleList(
             [NonNegHead(width, int(self.dims), batch_norm=False) for width in widths]
         )
 
@@ -474,7 +477,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 sides, positives, groups, neighbours=self.neighbours, max_rows=self.max_rows
             )
             if not self._started:
-                self._build_heads([side.shape[1] for side in sides])
+                self.heads_ = self._made_heads([side.shape[1] for side in sides])
                 start_heads(self.heads_, data, self.start)
             self._train(data, seed, steps)
         self.n_rows_ = len(sides[0]) + (getattr(self, "n_rows_", 0) if steps is None else 0)

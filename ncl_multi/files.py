@@ -10,7 +10,9 @@ import glob
 import hashlib
 import io
 import json
+import math
 import os
+import pickletools
 import platform
 import re
 import shutil
@@ -68,9 +70,23 @@ _SCHEME = re.compile(r"\s*(hf|local)[-_](hub|dir):", re.IGNORECASE)
 _MOST_SETTINGS = 2**22
 # peft fetches the model that it names.
 _FETCHES = ("adapter_config.json",)
+_LAYERS = re.compile("layer|depth|num_blocks|stage|attention_types")
 _MOST_LAYERS = 1000
-_VOCABULARIES = ("tokenizer.json", "vocab.json")
+# Settings of pictures: most of their numbers are widths.
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_MOST_SIDE = 4096
+_MOST_TOKENS = 2**19
+_MOST_OF = {
+    "image_size": _MOST_SIDE, "size": _MOST_SIDE, "crop_size": _MOST_SIDE,
+    "context_length": _MOST_TOKENS, "pad_to_multiple_of": _MOST_TOKENS,
+}  # fmt: skip
 _MOST_VOCABULARY = 2**26
+# What the pickle of a file of tensors names.
+_OF_TENSORS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch Size|torch device"
+    r"|torch (Float|Double|Half|BFloat16|Long|Int|Short|Char|Byte|Bool|Complex\w+)Storage"
+    r"|torch (float|bfloat|int|uint|complex|bool)\d*|_codecs encode|(__builtin__|builtins) set"
+)
 _loading = threading.Lock()
 _loads: list[bool] = []
 _MACHINE = re.sub(r"\W", "-", platform.node())
@@ -304,7 +320,9 @@ def check_no_code(folder: str | Path, suffixes: Collection[str]) -> None:
                 f"{path} does not belong in a saved model: expected only files that end in "
                 f"{', '.join(sorted(suffixes))}. It was not loaded; remove it if you trust the rest"
             )
-        if path.suffix == ".json" and path.name not in _VOCABULARIES:
+        if path.name == "tokenizer.json":
+            _check_tokenizer(path)
+        elif path.suffix == ".json" and path.name != "vocab.json":
             _check_settings(path)
         elif path.suffix != ".safetensors" and path.stat().st_size > _MOST_VOCABULARY:
             raise ValueError(f"{path} is larger than {_MOST_VOCABULARY} bytes; it was not loaded")
@@ -403,8 +421,8 @@ def read_safetensors(
 def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
     """What `torch.save` wrote: tensors, plain values and these classes, on the CPU.
 
-    It runs no code, and the content takes no more memory than the file: an archive with compressed
-    parts, which torch never writes, is refused.
+    It runs no code, and the content takes no more memory than the file: tensors that are stored
+    whole, in an archive without compressed parts.
 
     Example:
         >>> import tempfile, torch
@@ -418,10 +436,10 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
     if Path(path).exists() and not Path(path).is_file():
         raise ValueError(f"{path} is not a file")
     try:
-        if zipfile.is_zipfile(path):
-            check_zip(path, compressed=False)
+        check_tensors(str(path), Path(path).stat().st_size, classes)
         with torch.serialization.safe_globals(list(classes)):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        _check_whole(content)
     except FileNotFoundError:
         raise
     except DAMAGE as error:
@@ -430,16 +448,35 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
             f"{path} was not written by torch.save, was cut short, or contains more than tensors, "
             f"so it was not read: {first}"
         ) from error
+    return content
 
 
-def check_zip(path: str | Path, *, compressed: bool = True) -> None:
-    """Refuse a zip file whose parts would take more memory than `most_memory` of it.
+def check_tensors(file: Any, size: int, classes: Sequence[type] = ()) -> None:
+    """Refuse what `torch.save` does not write for tensors, before torch reads it.
+
+    `file` is a path as text, or an open file.
+    Torch runs no code from a file, but it makes calls that take memory for a number, such as
+    `bytearray` and `FloatTensor`.
+    """
+    import torch
+
+    check_zip(file, size, compressed=False)
+    # Torch's own reader: another might find another file of this name in the archive.
+    content = torch._C.PyTorchFileReader(file).get_record("data.pkl")
+    known = {f"{one.__module__} {one.__name__}" for one in classes}
+    for opcode, name, _ in pickletools.genops(content):
+        if opcode.name == "GLOBAL" and name not in known and not _OF_TENSORS.fullmatch(str(name)):
+            raise ValueError(f"it names {str(name)[:80]}")
+
+
+def check_zip(file: Any, size: int, *, compressed: bool = True) -> None:
+    """Refuse a zip file of this size whose parts would take more memory than `most_memory` of it.
 
     Without `compressed`, parts may not be compressed, so they take no more than the file.
     """
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-    total, size = sum(member.file_size for member in members), Path(path).stat().st_size
+    total = sum(member.file_size for member in members)
     plain = all(member.compress_type == zipfile.ZIP_STORED for member in members)
     if total > (most_memory(size) if compressed else size) or not (compressed or plain):
         raise ValueError(f"its parts are larger than the file: {total} bytes in {size}")
@@ -484,6 +521,31 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
     return picture
 
 
+def _check_whole(content: Any) -> None:
+    """Refuse tensors that store fewer numbers than their shape says."""
+    import torch
+
+    pending, seen = [content], set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.device.type != "cpu":
+                raise ValueError(f"a tensor has the layout {value.layout} on {value.device}")
+            if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise ValueError(
+                    f"a tensor of shape {tuple(value.shape)} is not stored whole; save its clone()"
+                )
+        elif isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list | tuple | set):
+            pending += value
+        elif hasattr(value, "to_dict"):
+            pending.append(value.to_dict())
+
+
 def _is_running(process: str) -> bool:
     """Whether a process of this number may be running; on Windows always true."""
     if os.name != "posix" or not process.isdecimal():
@@ -506,28 +568,61 @@ def _digest(path: Path) -> bytes:
 
 
 def _check_settings(path: Path) -> None:
-    pending = [parse_json(read_bytes(path, _MOST_SETTINGS), path)]
+    for value in _values(parse_json(read_bytes(path, _MOST_SETTINGS), path)):
+        if isinstance(value, str) and _SCHEME.match(value):
+            raise ValueError(f"{path} names {value!r:.80}, which is not in its folder")
+        for key, setting in value.items() if isinstance(value, dict) else ():
+            most = _most_of(path, key, value)
+            for number in _values(setting) if isinstance(setting, list) else [setting]:
+                if isinstance(number, int | float) and number > most:
+                    raise ValueError(f"{path} asks for {key} {number}; at most {most}")
+            kernel = key.endswith("_implementation") and setting not in (None, "eager", "sdpa")
+            if key in _CODE or kernel:
+                raise ValueError(f"{path} has the key {key!r}, which runs code; it was not loaded")
+            shard = path.name.endswith(".index.json") and isinstance(setting, str)
+            if (key in _ELSEWHERE and setting) or (shard and Path(setting).name != setting):
+                raise ValueError(
+                    f"{path} has the key {key!r}, which names files outside its folder; it was "
+                    f"not loaded"
+                )
+
+
+def _most_of(path: Path, key: str, siblings: dict[str, Any]) -> int | float:
+    """The largest number for a key: of what takes memory that the weights do not show."""
+    if _LAYERS.search(key):
+        return _MOST_LAYERS
+    # Where both edges are given, the longest is a limit.
+    limit = key == "max_pixels" or (key == "longest_edge" and "shortest_edge" in siblings)
+    if path.name in _PROCESSORS and not limit:
+        return _MOST_SIDE
+    return _MOST_OF.get(key, math.inf)
+
+
+def _check_tokenizer(path: Path) -> None:
+    """Refuse a tokenizer that makes a very long text or list of tokens of a short text."""
+    settings = parse_json(read_bytes(path, _MOST_VOCABULARY), path)
+    if not isinstance(settings, dict):
+        return
+    parts = [value for value in _values(settings.get("normalizer")) if isinstance(value, dict)]
+    # A text is multiplied by each part of a sequence. The size of the second kind is not known.
+    factor = math.prod(max(1, len(str(part.get("content", "")))) for part in parts)
+    unknown = sum("precompiled_charsmap" in part for part in parts)
+    ends = [value for value in _values(settings.get("post_processor")) if isinstance(value, dict)]
+    tokens = [len(end["ids"]) for end in ends if isinstance(end.get("ids"), list)]
+    added = sum("SpecialToken" in end for end in ends) * max(tokens, default=0)
+    padding = [n for n in _values(settings.get("padding")) if isinstance(n, int)]
+    if factor > 64 or unknown > 1 or added > 1000 or max(padding, default=0) > _MOST_TOKENS:
+        raise ValueError(f"{path} makes very long texts of short ones; it was not loaded")
+
+
+def _values(content: Any) -> Iterator[Any]:
+    """A JSON value and all values in it."""
+    pending = [content]
     while pending:
         value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, str) and _SCHEME.match(value):
-            raise ValueError(f"{path} names {value!r:.80}, which is not in its folder")
-        elif isinstance(value, dict):
-            pending += value.values()
-            for key, setting in value.items():
-                if "layer" in key and isinstance(setting, int) and setting > _MOST_LAYERS:
-                    raise ValueError(f"{path} asks for {key} {setting}; at most {_MOST_LAYERS}")
-                kernel = key.endswith("_implementation") and setting not in (None, "eager", "sdpa")
-                if key in _CODE or kernel:
-                    raise ValueError(
-                        f"{path} has the key {key!r}, which runs code; it was not loaded"
-                    )
-                if key in _ELSEWHERE and setting:
-                    raise ValueError(
-                        f"{path} has the key {key!r}, which names files outside its folder; it "
-                        f"was not loaded"
-                    )
+        yield value
+        if isinstance(value, dict | list):
+            pending += value.values() if isinstance(value, dict) else value
 
 
 def _header(path: Path) -> dict[str, Any]:

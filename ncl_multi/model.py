@@ -18,6 +18,7 @@ from jaxtyping import Float
 from safetensors.torch import load_model, save_model
 from scipy.sparse import csr_array, vstack
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.shorten import shorten
@@ -39,6 +40,7 @@ _KINDS = {
     "vision": "ncl_multi.adapters.vision.model:NonNegVision",
     "classifier": "ncl_multi.adapters.vision.model:NonNegClassifier",
 }
+_MOST_MODULES = 10_000
 _KEYS = ("format", "kind", "options", "trained_on", "figures")
 _ADVICE = (
     "ncl.load takes the folder of a finished run, its model/ folder, or a name on the hub; "
@@ -415,14 +417,28 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def check_fits(make: Callable[[], nn.Module], weights: Path) -> None:
     """Refuse settings that make a module much larger than its file of weights.
 
-    It is built on the meta device first: a small config may ask for any amount. `weights` may
-    be a folder with several files.
+    It is built on the meta device first: a small config may ask for any amount of numbers or
+    layers. `weights` may be a folder with several files.
     """
-    with torch.device("meta"):
-        blank = make()
     files = weights.rglob("*.safetensors") if weights.is_dir() else [weights]
     size = sum(file.stat().st_size for file in files)
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in blank.state_dict().values())
+    most, layers = _MOST_MODULES + size // 1000, 0
+
+    def count(*module: Any) -> None:
+        nonlocal layers
+        layers += 1
+        if layers > most:
+            raise ValueError(f"its config asks for more than {most} modules; {weights} has {size}")
+
+    counting = register_module_module_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            blank = make()
+    finally:
+        counting.remove()
+    # Also buffers that are not stored, such as the mask of all positions.
+    tensors = (*blank.parameters(), *blank.buffers())
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if needed > most_memory(size):
         raise ValueError(f"its config asks for {needed} bytes of weights; {weights} has {size}")
 

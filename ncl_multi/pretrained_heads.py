@@ -112,7 +112,10 @@ def load_head(folder: str | Path) -> Any:
     if config["format"] != FORMAT:
         raise ValueError(f"{folder} has the format {config['format']!r:.80}, not {FORMAT!r}")
     stored, _ = read_safetensors(folder / "head.safetensors", _TENSORS, framework="pt")
-    model = model_class(config["kind"]).on_base(config["base"], config["options"])
+    try:
+        model = model_class(config["kind"]).on_base(config["base"], config["options"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is damaged: its config does not fit: {error!r:.200}") from error
     if fingerprint(model.base_part()) != config["base_weights"]:
         raise ValueError(
             f"the encoder {config['base']!r} has other weights than the one that this head was "

@@ -66,6 +66,9 @@ def good_files(folder: Path) -> dict[str, Reader]:
     import ncl_multi as ncl
     from ncl_multi.adapters.clip.data import read_pairs
     from ncl_multi.adapters.graph.data import load_graph
+    from ncl_multi.app import Desk
+    from ncl_multi.atlas.page import write_atlas
+    from ncl_multi.bulk.shards import read_codes
     from ncl_multi.codes.search import SparseIndex
     from ncl_multi.data.arrays import read_embeddings
     from ncl_multi.data.tables import read_table
@@ -162,9 +165,31 @@ def good_files(folder: Path) -> dict[str, Reader]:
         kind, _, part = file.partition(" model/")
         up = part.count("/")
         readers[f"{kind} {part}"] = (file, lambda path, up=up: ncl.load(path.parents[up]))
+    for name, read in (("page", write_atlas), ("app", Desk)):
+        features.save(folder / name / "features" / "f.safetensors")
+        path = f"{name}/features/f.safetensors"
+        readers[name] = (path, lambda path, read=read: read(path.parents[1]))
+    shards(folder / "shards", z)
+    for file in ("manifest.json", "codes-00000.parquet"):
+        readers[f"shards {file}"] = (f"shards/{file}", lambda path: list(read_codes(path.parent)))
+    resume(folder / "split run" / "config.json", shard=True)
+    for file in (".metadata", "__0_0.distcp"):
+        readers[f"split run {file}"] = (
+            f"split run/checkpoints/2/{file}",
+            lambda path: resume(path.parents[2] / "config.json", shard=True),
+        )
     features.save(folder / "f.safetensors")
     index.save(folder / "i.safetensors")
     return {name: Reader(folder / path, read) for name, (path, read) in readers.items()}
+
+
+def shards(folder: Path, z: Any) -> None:
+    """One shard as ncl-encode writes it."""
+    from ncl_multi.bulk.shards import Codes, claim, write_shard
+
+    folder.mkdir()
+    claim(folder, {"model": {}, "input": {"rows": 6, "shards": 1}, "options": {}})
+    write_shard(folder, 0, Codes(np.arange(6), list("abcdef"), z), [], "model")
 
 
 def graphml(edges: Sequence[tuple[int, int]]) -> str:
@@ -176,7 +201,7 @@ def graphml(edges: Sequence[tuple[int, int]]) -> str:
     return file.getvalue().decode()
 
 
-def resume(path: Path) -> None:
+def resume(path: Path, *, shard: bool = False) -> None:
     """A run of two steps that goes on where the folder of the file says."""
     from ncl_multi import StepObjective, TrainConfig, fit
 
@@ -188,7 +213,7 @@ def resume(path: Path) -> None:
         # The folder is a copy of the one where the run began.
         text = config.read_text(errors="replace")
         config.write_text(re.sub('"out": "[^"]*"', f'"out": "{path.parent}"', text))
-    cfg = TrainConfig(out=path.parent, device="cpu", steps=2)
+    cfg = TrainConfig(out=path.parent, device="cpu", steps=2, shard=shard)
     fit(StepObjective(torch.nn.Linear(2, 2), step), [torch.ones(2, 2)] * 2, cfg)
 
 
@@ -257,10 +282,9 @@ def fuzz(name: str, reader: Reader, seconds: float, seed: int, here: Path) -> Ou
     # Readers of a folder see a copy of it, in which one file is changed.
     folder = here / "copy"
     shutil.rmtree(folder, ignore_errors=True)
-    depth = 2 if reader.whole.parent.name in ("encoder", "towers") else 1
-    root = reader.whole.parents[depth - 1]
-    shutil.copytree(root, folder) if root != here / "whole" else folder.mkdir()
-    target, found = folder / reader.whole.relative_to(root), here / "found.json"
+    parts = reader.whole.relative_to(here / "whole").parts
+    folder.mkdir() if len(parts) == 1 else shutil.copytree(here / "whole" / parts[0], folder)
+    target, found = folder / Path(*parts[1:] or parts), here / "found.json"
     found.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:

@@ -33,8 +33,10 @@ from ncl_multi.adapters.graph.data import load_graph
 from ncl_multi.adapters.sentence.encoder import Encoder
 from ncl_multi.app import load_model
 from ncl_multi.data import images
+from ncl_multi.data.arrays import read_embeddings
 from ncl_multi.data.members import tar_files
-from ncl_multi.files import open_picture
+from ncl_multi.data.tables import read_table
+from ncl_multi.files import open_picture, read_torch
 
 OURS = (ValueError, OSError)
 """What a reader may raise: errors that say what is wrong with the file."""
@@ -530,6 +532,66 @@ def test_a_graph_that_claims_more_than_it_stores_is_refused(tmp_path):
         load_graph(str(path))
 
 
+class Call:
+    """Unpickling this calls a function."""
+
+    def __init__(self, function, *given):
+        self.call = function, given
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    ("bomb", "words"),
+    [
+        (Call(bytearray, 2**24), "it names .* bytearray"),
+        (Call(torch.FloatTensor, 2**22, 1), "it names torch FloatTensor"),
+        (torch.zeros(1).expand(2**22, 1), "is not stored whole"),
+        (torch.zeros(2**11, 2**11).to_sparse(), "it names torch._utils _rebuild_sparse_tensor"),
+    ],
+)
+def test_a_number_in_a_file_of_tensors_takes_no_memory(tmp_path, bomb, words):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"step": 1, "model": torch.ones(3)}, path)
+    assert read_torch(path)["step"] == 1
+    torch.save({"step": 1, "model": bomb}, path)
+    assert path.stat().st_size < 4000
+    assert len(torch.load(path, weights_only=True)["model"]) >= 2**11, "torch would read it"
+    with pytest.raises(ValueError, match=words):
+        read_torch(path)
+
+
+def test_a_part_of_a_checkpoint_is_not_repeated_in_the_error(tmp_path):
+    go_on(tmp_path)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    deep = ["x" * 10]
+    for _ in range(40):
+        deep = [deep, deep]
+    torch.save(state | {"step": deep}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="has no step to resume from") as refusal:
+        go_on(tmp_path)
+    assert len(str(refusal.value)) < 1000
+
+
+def test_rows_with_other_names_each_do_not_make_a_large_table(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "two words", "n": 1}\n' * 2000)
+    assert len(read_table(path)) == 2000
+    names = json.dumps({f"name {number}": "two words" for number in range(4000)})
+    path.write_text(names + "\n{}" * 5000)
+    with pytest.raises(ValueError, match="5001 rows and 4000 names, most of which"):
+        read_table(path, columns=["name 1"])
+
+
+def test_a_part_of_an_archive_of_arrays_that_is_no_array_is_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "hello")
+    with pytest.raises(ValueError, match="its parts are not arrays"):
+        read_embeddings(path)
+
+
 @pytest.mark.parametrize(
     ("step", "message"),
     [
@@ -555,6 +617,12 @@ def test_a_checkpoint_with_another_step_is_refused(tmp_path, step, message):
 def test_half_precision_without_a_gpu_is_refused(device):
     with pytest.raises(ValueError, match="precision fp16 needs a GPU"):
         go_on(None, precision="fp16", device=device)
+
+
+def test_the_gates_that_are_opened_to_try_the_suite_are_there():
+    import mutate
+
+    assert all(mutation.opened in mutate.opened(mutation) for mutation in mutate.MUTATIONS)
 
 
 def test_damaged_files_are_read_or_refused_in_words_and_take_little_memory():

@@ -20,7 +20,8 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ncl_multi.bulk.inputs import Refused, arrow
-from ncl_multi.files import atomic, parse_json, read_json
+from ncl_multi.data.parquet import read_parquet
+from ncl_multi.files import DAMAGE, atomic, parse_json, read_json
 
 FORMAT = "ncl_multi.bulk/1"
 _KEYS = ("format", "model", "input", "options")
@@ -104,9 +105,12 @@ def write_shard(
 
 def count(folder: Path, number: int) -> tuple[int, int]:
     """Rows of a shard with a code, and without one."""
-    _, parquet = arrow()
+    pa, parquet = arrow()
     path = shard(folder, number)
-    schema = parquet.read_metadata(path)
+    try:
+        schema = parquet.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
     return schema.num_rows, _about(schema.metadata, path)["rejects"]
 
 
@@ -117,40 +121,55 @@ def read_codes(folder: str | Path) -> Iterator[Codes]:
         for codes in read_codes("out"):
             index.add(codes.rows, codes.z)
     """
-    pa, parquet = arrow()
     folder = Path(folder)
     manifest = read_json(folder / _MANIFEST, keys=_KEYS)
-    paths = [shard(folder, number) for number in range(manifest["input"]["shards"])]
-    missing = [path.name for path in paths if not path.exists()]
-    if missing:
+    shards = manifest["input"].get("shards") if isinstance(manifest["input"], dict) else None
+    if not isinstance(shards, int):
+        raise ValueError(f"{folder / _MANIFEST} must give the number of shards; got {shards!r:.80}")
+    present = {path.name for path in folder.iterdir()}
+    first = next((n for n in range(shards) if shard(folder, n).name not in present), None)
+    if first is not None:
         raise ValueError(
-            f"{folder} is unfinished: {missing[0]} is missing, {len(missing)} of {len(paths)} in "
-            f"all. Run ncl-encode again with the same input to resume"
+            f"{folder} is unfinished: {shard(folder, first).name} of {shards} is missing. Run "
+            f"ncl-encode again with the same input to resume"
         )
-    for path in paths:
+    for number in range(shards):
+        path = shard(folder, number)
         try:
-            table = parquet.read_table(path).combine_chunks()
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is not a whole parquet file: {error}") from error
-        about = _about(table.schema.metadata, path)
-        indices, values = (_flat(table, name) for name in ("indices", "values"))
-        shape = (table.num_rows, about["dims"])
-        z = csr_array((values[1], indices[1], indices[0]), shape=shape)
-        z.check_format(full_check=True)
-        yield Codes(table["row"].to_numpy(), table["id"].to_pylist(), z)
+            codes = _read(path)
+        except DAMAGE as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        yield codes
 
 
-def _flat(table: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where the lists of a column start, and their entries one after another."""
-    chunks = table[name].chunks
-    if not chunks:
-        return np.zeros(1, np.int32), np.zeros(0, np.float32 if name == "values" else np.int32)
-    return chunks[0].offsets.to_numpy(), chunks[0].values.to_numpy()
+def _read(path: Path) -> Codes:
+    pa, parquet = arrow()
+    lists = pa.list_(pa.int32()), pa.list_(pa.float32())
+    names = {"row": pa.int64(), "id": pa.string(), "indices": lists[0], "values": lists[1]}
+    schema = parquet.read_schema(path)
+    if [schema.field(name).type for name in names] != list(names.values()):
+        raise ValueError(f"its columns must be {names}")
+    about = _about(schema.metadata, path)
+    table = read_parquet(path, list(names)).combine_chunks()
+    parts = []
+    for name, dtype in (("indices", np.int32), ("values", np.float32)):
+        # Without rows there are no chunks.
+        chunk = next(iter(table[name].chunks), pa.array([], names[name]))
+        parts.append((chunk.offsets.to_numpy(), chunk.values.to_numpy().astype(dtype, copy=False)))
+    (starts, indices), (_, values) = parts
+    z = csr_array((values, indices, starts), shape=(table.num_rows, about["dims"]))
+    z.check_format(full_check=True)
+    return Codes(table["row"].to_numpy(), table["id"].to_pylist(), z)
 
 
 def _about(metadata: Any, path: Path) -> dict[str, Any]:
     about = parse_json((metadata or {}).get(_METADATA, b"null"), path)
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    numbers = ("dims", "rejects")
+    if not (
+        isinstance(about, dict)
+        and about.get("format") == FORMAT
+        and all(isinstance(about.get(name), int) for name in numbers)
+    ):
         raise ValueError(
             f"{path} was not written by ncl-encode; remove it, or choose another folder"
         )

@@ -24,6 +24,7 @@ MOST_ABOUT = 2**22
 MOST_SHOWN = 10_000
 """Items of all splits of a run that are written together, as `all`, to be shown."""
 
+_TEXTS = ("activation", "output", "side", "split")
 _NUMBERS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 _PARTS = {
     "z": Expected(_NUMBERS, 2, required=False),
@@ -75,6 +76,9 @@ class Features:
             raise ValueError(f"z must have shape (n, d); got {tuple(self.z.shape)}")
         if not 1 <= self.z.shape[1] <= MOST_COLUMNS:
             raise ValueError(f"z must have 1 to {MOST_COLUMNS} columns; got {self.z.shape[1]}")
+        for name in _TEXTS:
+            if not isinstance(self.about.get(name), str | None):
+                raise ValueError(f"{name} must be a text; got {self.about[name]!r:.80}")
         if not values.isfinite().all():
             raise ValueError("z contains NaN or infinity; look for a training run that diverged")
         if self.y is not None:

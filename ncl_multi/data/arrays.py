@@ -46,7 +46,7 @@ def read_embeddings(source: Any, *, name: str | None = None) -> np.ndarray:
         raise ValueError(f"embeddings must be a .npy, .npz or .parquet file; got {path}")
     if kind == ".parquet":
         return _checked(_from_parquet(path, name), str(path))
-    return _checked(_from_numpy(path, name, zipped=kind == ".npz"), str(path))
+    return _checked(from_numpy(path, name), str(path))
 
 
 def _as_array(source: Any) -> np.ndarray:
@@ -62,18 +62,22 @@ def _as_array(source: Any) -> np.ndarray:
         raise ValueError(f"embeddings must be rows of one length: {error}") from error
 
 
-def _from_numpy(path: Path, name: str | None, *, zipped: bool) -> np.ndarray:
+def from_numpy(path: Path, name: str | None) -> np.ndarray:
+    """An array of a `.npz` file, or a memmap of a `.npy` file."""
     try:
-        if not zipped:
+        if path.suffix.lower() == ".npy":
             return np.lib.format.open_memmap(path, mode="r")
         # A pickle inside the file could run code: it is refused.
         if zipfile.is_zipfile(path):
-            check_zip(path)
+            check_zip(str(path), path.stat().st_size)
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)
             if isinstance(arrays, np.ndarray):
                 raise ValueError("it is a .npy file")
-            return arrays[_only(arrays.files, name, path, "array")]
+            array = arrays[_only(arrays.files, name, path, "array")]
+        if not isinstance(array, np.ndarray):
+            raise ValueError("its parts are not arrays")
+        return array
     except DAMAGE as error:
         if str(path) in str(error):
             raise

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ncl_multi.data.parquet import read_parquet
+from ncl_multi.files import most_memory
 from ncl_multi.optional import needs
 
 KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
@@ -209,6 +210,11 @@ def _from_json_lines(text: str, notices: tuple[str, ...], source: str) -> Cells:
         names |= dict.fromkeys(row)
         if len(names) > _MOST_COLUMNS:
             raise ValueError(_too_many(source, len(names)))
+    if 8 * len(rows) * len(names) > most_memory(len(text)):
+        raise ValueError(
+            f"{source} has {len(rows)} rows and {len(names)} names, most of which a row does not "
+            f"have: leave out names that are seldom used"
+        )
     return Cells({name: [row.get(name) for row in rows] for name in names}, numbers, (), notices)
 
 

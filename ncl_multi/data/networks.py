@@ -2,10 +2,12 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
+from xml.parsers import expat
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from ncl_multi.files import DAMAGE, check_zip
 
 try:
     from torch_geometric.data import Data
-    from torch_geometric.utils import coalesce, remove_self_loops, scatter, to_undirected
+    from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
@@ -34,6 +36,12 @@ _ENDS = (
     ("citing", "cited"),
 )  # fmt: skip
 _NAMES = ("text", "title", "name", "label")
+_USED = {"x", "y", *_NAMES}
+# Types of GraphML; all others are texts.
+_CONVERT: dict[str, Callable[[str], Any]] = {
+    "int": int, "long": int, "float": float, "double": float,
+    "boolean": lambda text: text.strip().lower() == "true",
+}  # fmt: skip
 _LEAST = 10
 _DEGREES = 24
 _MOST_NODES = 2**31
@@ -68,7 +76,7 @@ def read_graph(path: str | Path) -> Data:
     graph = reader(path)
     try:
         data = as_data(graph)
-    except ValueError as error:
+    except DAMAGE as error:
         raise ValueError(f"{path}: {error}") from error
     if data.num_nodes < _LEAST:
         raise ValueError(f"{path} has {data.num_nodes} nodes; at least {_LEAST} are needed")
@@ -134,9 +142,13 @@ def degree_features(edge_index: Int[Tensor, "2 e"], nodes: int) -> Float[Tensor,
     source, target = to_undirected(edges, num_nodes=nodes)
     degree = torch.bincount(target, minlength=nodes)
     bins = (2 * (1 + degree).double().log2()).floor().long().clamp(max=_DEGREES - 1)
-    one_hot = torch.nn.functional.one_hot(bins, _DEGREES).float()
-    around = scatter(one_hot[source], target, dim=0, dim_size=nodes, reduce="mean")
-    return torch.cat([one_hot, around], dim=1)
+    x = torch.zeros(nodes, 2 * _DEGREES)
+    x.scatter_(1, bins[:, None], 1)
+    # Added one by one: a table of a row per edge would be much larger than the graph.
+    place = target * (2 * _DEGREES) + _DEGREES + bins[source]
+    x.view(-1).scatter_add_(0, place, torch.ones(1).expand(len(place)))
+    x[:, _DEGREES:] /= degree.clamp_min(1)[:, None]
+    return x
 
 
 def _without_double_edges(data: Data) -> Data:
@@ -243,20 +255,90 @@ def _is_float(cell: str) -> bool:
     return True
 
 
-def _graphml(path: Path) -> Any:
+def _graphml(path: Path) -> Data:
     try:
-        import networkx
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("GraphML files need networkx: pip install networkx") from error
-    try:
-        return networkx.read_graphml(path)
-    except (*DAMAGE, networkx.NetworkXException) as error:
+        return _GraphML().read(path)
+    except (*DAMAGE, expat.ExpatError) as error:
         raise ValueError(f"{path} is not a whole GraphML file: {error}") from error
+
+
+class _GraphML:
+    """A GraphML file, read as a stream: a tree of it takes a hundred times its size."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, int] = {}
+        self._ends = array("q")
+        self._values: dict[str, dict[int, Any]] = {}
+        self._directed: bool | None = None
+        self._keys: dict[str | None, tuple[str, str]] = {}
+        # The nodes that are open, one inside the other; -1 is an edge.
+        self._open: list[int] = []
+        self._key: tuple[str, str] | None = None
+        self._text: list[str] = []
+
+    def read(self, path: Path) -> Data:
+        parser = expat.ParserCreate(namespace_separator=" ")
+        parser.buffer_text = True
+        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+        parser.CharacterDataHandler = self._characters
+        parser.StartDoctypeDeclHandler = self._doctype
+        with path.open("rb") as file:
+            parser.ParseFile(file)
+        if self._directed is None:
+            raise ValueError("it contains no graph")
+        edge_index = torch.from_numpy(np.array(self._ends, np.int64)).view(-1, 2).T.contiguous()
+        return _from_parts(list(self._place), edge_index, self._directed, self._values)
+
+    def _start(self, name: str, about: dict[str, str]) -> None:
+        name = name.rpartition(" ")[2]
+        if name == "key":
+            called = about.get("attr.name", about.get("yfiles.type", ""))
+            self._keys[about.get("id")] = (called, about.get("attr.type", "string"))
+        elif name == "graph":
+            if self._directed is not None and not self._open:
+                raise ValueError("it contains more than one graph")
+            self._directed = about.get("edgedefault") == "directed"
+        elif name == "node":
+            self._open.append(self._node(about["id"]))
+        elif name == "edge":
+            self._ends.extend((self._node(about["source"]), self._node(about["target"])))
+            self._open.append(-1)
+            if about.get("directed", str(self._directed)).lower() != str(self._directed).lower():
+                raise ValueError("some of its edges are directed, and some are not")
+        elif name == "hyperedge":
+            raise ValueError("it has hyperedges, which join more than two nodes")
+        elif name == "data" and self._open:
+            self._key = self._keys[about.get("key")]
+        elif name == "NodeLabel" and self._open:  # As yEd writes it, inside the data of a node.
+            self._key, self._text = ("label", "string"), []
+
+    def _end(self, name: str) -> None:
+        name = name.rpartition(" ")[2]
+        if name in ("node", "edge"):
+            self._open.pop()
+        elif name in ("data", "NodeLabel") and self._key and self._open:
+            (called, kind), text = self._key, "".join(self._text)
+            if self._open[-1] < 0:
+                called = "weight" if called == "weight" else ""
+            if called:
+                value = _CONVERT.get(kind, str)(text) if called in _USED else True
+                self._values.setdefault(called, {})[self._open[-1]] = value
+            self._key, self._text = None, []
+
+    def _characters(self, text: str) -> None:
+        if self._key and self._key[0] in _USED:
+            self._text.append(text)
+
+    def _doctype(self, *given: Any) -> None:
+        raise ValueError("it declares a type of its own (DOCTYPE)")
+
+    def _node(self, name: str) -> int:
+        return self._place.setdefault(name, len(self._place))
 
 
 def _adjacency_file(path: Path) -> Any:
     try:
-        check_zip(path)
+        check_zip(str(path), path.stat().st_size)
         with path.open("rb") as file:
             matrix = load_npz(file)
         if matrix.format not in ("coo", "csc", "csr"):
@@ -290,36 +372,55 @@ def _from_networkx(graph: Any) -> Data:
     place = {node: number for number, node in enumerate(nodes)}
     pairs = [(place[a], place[b]) for a, b in graph.edges()]
     edge_index = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous()
+    values: dict[str, dict[int, Any]] = {}
     if any("weight" in about for *_, about in graph.edges(data=True)):
+        values["weight"] = {-1: True}
+    for number, node in enumerate(nodes):
+        for key, value in graph.nodes[node].items():
+            if value is not None:
+                values.setdefault(str(key), {})[number] = value
+    return _from_parts(nodes, edge_index, graph.is_directed(), values)
+
+
+def _from_parts(
+    nodes: Sequence[Any],
+    edge_index: Tensor,
+    directed: bool,
+    values: dict[str, dict[int, Any]],
+) -> Data:
+    """A graph whose nodes have these values, by attribute and place; edges have the place -1."""
+    if values.get("weight", {}).pop(-1, None):
         log.warning("weights of edges are not used")
-    about = [graph.nodes[node] for node in nodes]
-    data = Data(edge_index=edge_index, num_nodes=len(nodes), text=_names(nodes, about))
-    if not graph.is_directed():
+    data = Data(edge_index=edge_index, num_nodes=len(nodes), text=_names(nodes, values))
+    if not directed:
         # Merged first, so that only duplicates of a multigraph are counted, not the way back.
         data = _without_double_edges(data)
         data.edge_index = to_undirected(data.edge_index, num_nodes=len(nodes))
-    used = {"x", "y", *_NAMES}
-    unused = sorted({str(key) for entry in about for key in entry} - used)
+    unused = sorted(key for key, of_nodes in values.items() if of_nodes and key not in _USED)
     if unused:
         log.warning(f"not used of the nodes: {', '.join(unused)}")
     for key in ("x", "y"):
-        values = [entry.get(key) for entry in about]
-        lacking = [node for node, value in zip(nodes, values, strict=True) if value is None]
-        if len(lacking) == len(nodes):
+        of_nodes = values.get(key, {})
+        if not of_nodes:
             continue
+        lacking = [node for number, node in enumerate(nodes) if number not in of_nodes]
         if lacking:
             raise ValueError(
                 f"{len(lacking)} nodes have no {key} but others do, first {lacking[0]!r}"
             )
-        data[key] = _features(values) if key == "x" else _classes(values)
+        ordered = [of_nodes[number] for number in range(len(nodes))]
+        data[key] = _features(ordered) if key == "x" else _classes(ordered)
     return data
 
 
-def _names(nodes: Sequence[Any], about: Sequence[dict[str, Any]]) -> list[str]:
+def _names(nodes: Sequence[Any], values: dict[str, dict[int, Any]]) -> list[str]:
     """A text for each node: the first name attribute that every node has, or its key."""
     for key in _NAMES:
-        if nodes and all(isinstance(entry.get(key), str) and entry[key].strip() for entry in about):
-            return [entry[key] for entry in about]
+        texts = values.get(key, {})
+        if nodes and len(texts) == len(nodes):
+            named = [texts[number] for number in range(len(nodes))]
+            if all(isinstance(text, str) and text.strip() for text in named):
+                return named
     return [f"node {node}" if _is_number(str(node)) else str(node) for node in nodes]
 
 
@@ -336,4 +437,5 @@ def _classes(values: Sequence[Any]) -> Tensor:
         return torch.tensor([int(value) for value in values])
     names = sorted({str(value) for value in values})
     log.info(f"labels {', '.join(names[:5])}{', ...' * (len(names) > 5)} are numbered from 0")
-    return torch.tensor([names.index(str(value)) for value in values])
+    number = {name: place for place, name in enumerate(names)}
+    return torch.tensor([number[str(value)] for value in values])

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
-from ncl_multi.data.arrays import parquet_columns, parquet_rows, read_embeddings
+from ncl_multi.data.arrays import from_numpy, parquet_columns, parquet_rows, read_embeddings
 from ncl_multi.data.parquet import open_parquet
 
 BLOCK = 16_384
@@ -131,7 +131,7 @@ def _reader(source: Any, name: str | None) -> _Arrays | _Parquet:
             return _Parquet(path, name)
         if path.suffix.lower() == ".npy" and path.is_file():
             # A memmap of any float type: it is converted as it is read.
-            source = _memmap(path)
+            source = from_numpy(path, name)
         else:
             source = read_embeddings(path, name=name)
     if issparse(source):
@@ -148,13 +148,6 @@ def _reader(source: Any, name: str | None) -> _Arrays | _Parquet:
     if len(shape) != 2 or not all(shape):
         raise ValueError(f"embeddings must have the shape (rows, dimensions); got {shape}")
     return _Arrays(source, (int(shape[0]), int(shape[1])))
-
-
-def _memmap(path: Path) -> np.ndarray:
-    try:
-        return np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is not a whole .npy file of numbers: {error}") from error
 
 
 def _float32(rows: Any, first: int, width: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import reprlib
 import signal
 import threading
 import time
@@ -106,7 +107,7 @@ class RunFolder:
         step = state.get("step") if isinstance(state, dict) else None
         if type(step) is not int or step < 0:
             raise ValueError(
-                f"{self.checkpoint} has no step to resume from; got {step!r}. {ADVICE}"
+                f"{self.checkpoint} has no step to resume from; got {reprlib.repr(step)}. {ADVICE}"
             )
         return state, step
 

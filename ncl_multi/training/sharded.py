@@ -5,6 +5,7 @@ All processes write their shares of a checkpoint, which any number of processes 
 """
 
 import copy
+import io
 import pickle
 import shutil
 import warnings
@@ -29,12 +30,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ncl_multi.distributed import all_reduce_sum, barrier, world_size
+from ncl_multi.files import DAMAGE, check_tensors, read_bytes
 from ncl_multi.training.run_folder import ADVICE, RunFolder
 
 Objective = TypeVar("Objective", bound=nn.Module)
 
 # Layers with fewer weights are gathered together with the surrounding ones.
 _LEAST_WEIGHTS = 1_000_000
+_MOST_METADATA = 2**26
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -84,7 +87,7 @@ class ShardedRunFolder(RunFolder):
             reader.read_metadata()
             with _one_process_is_meant():
                 dcp.load(state, storage_reader=reader)
-        except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        except DAMAGE as error:
             raise ValueError(f"{self.checkpoint} cannot be read: {error}. {ADVICE}") from error
         except dcp.api.CheckpointException as error:
             reasons = "; ".join(str(failure[0]) for failure in error.failures.values())
@@ -143,8 +146,9 @@ class _Reader(dcp.FileSystemReader):
     """Reads tensors only. Torch's reader would run any code that the metadata names."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
+        # From memory, where no more can be read than there is.
+        content = read_bytes(Path(self.path) / ".metadata", _MOST_METADATA)
+        metadata = _MetadataUnpickler(io.BytesIO(content)).load()
         if not isinstance(metadata, Metadata) or not (
             isinstance(metadata.state_dict_metadata, dict)
             and isinstance(metadata.storage_data, dict)
@@ -155,7 +159,15 @@ class _Reader(dcp.FileSystemReader):
         files = {item.relative_path for item in metadata.storage_data.values()}
         if any(Path(file).name != file for file in files):
             raise ValueError("it names files outside its folder")
+        if any(item.transform_descriptors for item in metadata.storage_data.values()):
+            raise ValueError("its tensors are packed")
         return metadata
+
+    def _slice_file(self, file: Any, sinfo: Any) -> Any:
+        part = super()._slice_file(file, sinfo)
+        check_tensors(part, sinfo.length)
+        part.seek(0)
+        return part
 
 
 # The unpickler that is written in Python: what sets attributes can be looked at there.
@@ -172,6 +184,8 @@ class _MetadataUnpickler(_Python):
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
+    # It takes as much memory as its length says.
+    del dispatch[pickle.BYTEARRAY8[0]]
 
     def find_class(self, module: str, name: str) -> Any:
         value = super().find_class(module, name) if module in _KNOWN else None

@@ -128,6 +128,67 @@ def test_unreadable_lines_are_refused_with_their_reason(model, tmp_path, monkeyp
     assert refused(tmp_path / "out")[0]["where"] == "in.jsonl line 2"
 
 
+def changed_shard(folder, about=None, **columns):
+    """Replace columns or metadata of the first shard."""
+    path = folder / "codes-00000.parquet"
+    table = parquet.read_table(path)
+    stored = json.loads(table.schema.metadata[b"ncl_multi"]) | (about or {})
+    columns = {name: table[name] for name in table.column_names} | columns
+    metadata = {"ncl_multi": json.dumps(stored)}
+    parquet.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+
+
+NARROW = pa.list_(pa.int32())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"indices": pa.array([[2**20], [1], [2]], NARROW)}, "indices must be < 4096"),
+        ({"indices": pa.array([[-1], [1], [2]], NARROW)}, "is damaged: .*indices"),
+        ({"indices": pa.array([None, [1], [2]], NARROW)}, "is damaged"),
+        ({"indices": pa.array(["a", "b", "c"])}, "its columns must be"),
+        ({"row": pa.array([0.5, 1, 2])}, "its columns must be"),
+        ({"about": {"dims": "wide"}}, "was not written by ncl-encode"),
+        ({"about": {"rejects": None}}, "was not written by ncl-encode"),
+    ],
+)
+def test_shards_that_do_not_fit_together_are_refused(model, tmp_path, change, words):
+    (tmp_path / "in.txt").write_text("a dog\na cat\nthe mat\n")
+    out = tmp_path / "out"
+    encode_files(model, tmp_path / "in.txt", out)
+    (whole,) = read_codes(out)
+    changed_shard(out, {"dims": 4096})
+    assert next(read_codes(out)).z.shape == (3, 4096)
+    assert whole.z.nnz
+    changed_shard(out, **{"about": {"dims": 4096}} | change)
+    with pytest.raises(ValueError, match=words):
+        list(read_codes(out))
+
+
+def test_shards_that_repeat_themselves_without_end_are_refused(model, tmp_path):
+    (tmp_path / "in.txt").write_text("a dog\n")
+    encode_files(model, tmp_path / "in.txt", tmp_path / "out")
+    many = 2 * 10**7
+    changed_shard(
+        tmp_path / "out", row=pa.array(np.zeros(many, np.int64)), id=pa.nulls(many, pa.string()),
+        indices=pa.nulls(many, NARROW), values=pa.nulls(many, pa.list_(pa.float32())),
+    )  # fmt: skip
+    assert (tmp_path / "out" / "codes-00000.parquet").stat().st_size < 2**20
+    with pytest.raises(ValueError, match="would take more than"):
+        list(read_codes(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("input_", [{}, {"shards": "many"}, 3, {"shards": 10**12}])
+def test_a_manifest_with_another_number_of_shards_is_refused(model, tmp_path, input_):
+    (tmp_path / "in.txt").write_text("a dog\n")
+    encode_files(model, tmp_path / "in.txt", tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"input": input_}))
+    with pytest.raises(ValueError, match=r"number of shards|codes-00001.parquet of 10+ is miss"):
+        list(read_codes(tmp_path / "out"))
+
+
 def test_a_damaged_row_group_is_refused_row_by_row(model, tmp_path):
     path = tmp_path / "texts.parquet"
     table = pa.table({"text": TEXTS})

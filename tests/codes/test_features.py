@@ -257,6 +257,13 @@ def test_bad_features_are_refused_in_words():
         Features(codes(), items=["a"])
 
 
+@pytest.mark.parametrize("name", ["activation", "output", "side", "split"])
+def test_what_features_are_is_said_in_texts(name):
+    for value in (3, ["a"], {"a": 1}):
+        with pytest.raises(ValueError, match=f"{name} must be a text"):
+            Features(torch.eye(3), about={name: value})
+
+
 def test_a_short_line_says_what_features_are():
     items = [f"a long text number {row}" for row in range(1000)]
     about = {"data": "mine.csv", "split": "train", "output": "head"}

@@ -1,7 +1,5 @@
 """Graphs of every kind become the same Data, or are refused in words."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -163,13 +161,6 @@ def test_graphml_is_read_as_the_graph_that_was_written(tmp_path):
         (tmp_path / "a.graphml").write_bytes(damaged)
         with pytest.raises(ValueError, match="not a whole GraphML file"):
             read_graph(tmp_path / "a.graphml")
-
-
-def test_without_networkx_graphml_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "networkx", None)
-    (tmp_path / "a.graphml").write_text("<graphml/>")
-    with pytest.raises(ModuleNotFoundError, match="pip install networkx"):
-        read_graph(tmp_path / "a.graphml")
 
 
 def test_data_keeps_its_features_and_is_not_changed():

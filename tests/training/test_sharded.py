@@ -1,5 +1,6 @@
 """Weights split over processes train as those of one process do, and resume on any number."""
 
+import io
 import json
 import pickle
 from dataclasses import replace
@@ -155,6 +156,41 @@ def test_metadata_that_changes_a_class_is_refused(tmp_path):
     pickle.loads(attack)
     assert Metadata.values is torch.Size, "the attack would have worked"
     del Metadata.values
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"\x80\x05\x96" + (2**30).to_bytes(8, "little") + b".",  # a bytearray of this length
+        b"\x80\x05\x8e" + (2**50).to_bytes(8, "little") + b".",  # bytes of this length
+        b"\x80\x05e.", b"\x80\x05h\x07.", b"\x80\x05NQ.", b"",
+    ],
+)  # fmt: skip
+def test_metadata_that_is_damaged_is_refused_in_words(tmp_path, attack):
+    trained(config(tmp_path, steps=4))
+    (tmp_path / "checkpoints" / "4" / ".metadata").write_bytes(attack)
+    with pytest.raises(ValueError, match="cannot be read"):
+        trained(config(tmp_path))
+
+
+def test_a_share_that_takes_memory_for_a_number_is_refused(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return bytearray, (2**20,)
+
+    trained(config(tmp_path, steps=4))
+    folder = tmp_path / "checkpoints" / "4"
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    index, item = next(iter(metadata.storage_data.items()))
+    packed = io.BytesIO()
+    torch.save(Bomb(), packed)
+    (folder / "bomb").write_bytes(packed.getvalue())
+    metadata.storage_data[index] = replace(
+        item, relative_path="bomb", offset=0, length=len(packed.getvalue())
+    )
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match=r"does not fit this model: it names .*bytearray"):
+        trained(config(tmp_path))
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

@@ -328,7 +328,6 @@ def _saved(path: Path) -> Data:
         data = read_torch(path, _PARTS_OF_DATA)
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {path}; write one with torch.save(data, path)") from None
-    _check_whole(data, path)
     try:
         if isinstance(data, Data):
             data = as_data(data)
@@ -336,24 +335,6 @@ def _saved(path: Path) -> Data:
     except DAMAGE as error:
         raise ValueError(f"{path}: {error}") from error
     return data
-
-
-def _check_whole(data: Any, path: Path) -> None:
-    """Refuse tensors that store fewer numbers than their shape says, and a damaged Data object."""
-    try:
-        parts = data.to_dict().items() if isinstance(data, Data) else ()
-    except DAMAGE as error:
-        raise ValueError(f"{path} contains a damaged Data object: {error}") from error
-    for name, value in parts:
-        if isinstance(value, Tensor) and (
-            value.layout != torch.strided
-            or value.device.type != "cpu"
-            or value.numel() * value.element_size() > value.untyped_storage().nbytes()
-        ):
-            raise ValueError(
-                f"{path}: {name} of shape {tuple(value.shape)} is not stored whole; save "
-                f"data.{name}.clone()"
-            )
 
 
 def _labels(data: Data) -> Tensor | None:

@@ -22,6 +22,11 @@ SUFFIXES = {
     ".codes", ".jinja", ".json", ".md", ".model", ".safetensors", ".spm", ".txt",
 }  # fmt: skip
 """Endings of settings, vocabularies and weights: all that `Encoder.save` writes."""
+MODULES = (
+    "Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "StaticEmbedding",
+    "Router",
+)  # fmt: skip
+"""Modules of sentence-transformers that a saved encoder may have."""
 Pooling = Literal["mean", "cls", "last", "pooler", "own"]
 Tower = Literal["text", "image"]
 
@@ -250,16 +255,32 @@ def _check_sizes(folder: Path) -> None:
         if path.name in ("tokenizer.json", "vocab.json"):
             continue
         settings = parse_json(path.read_bytes(), path)
-        if not isinstance(settings, dict):
-            continue
-        rows, columns = (settings.get(name, 0) for name in ("in_features", "out_features"))
-        if not isinstance(rows, int) or not isinstance(columns, int):
-            raise ValueError(f"{path} must give the widths of a layer as whole numbers")
-        if 4 * rows * columns > most_memory(stored):
-            raise ValueError(f"{path} asks for {rows} x {columns} weights")
-        if path.name == "config.json" and "model_type" in settings:
-            config = transformers.AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
-            check_fits(partial(_auto_model(config).from_config, config), folder)
+        if path.name == "modules.json":
+            _check_modules(path, [module["type"] for module in settings])
+        elif path.name == "router_config.json":
+            _check_modules(path, list(settings["types"].values()))
+        elif isinstance(settings, dict):
+            sizes = (settings.get(name, 0) for name in ("in_features", "out_features", "dimension"))
+            rows, columns, width = sizes
+            if not all(isinstance(size, int) for size in (rows, columns, width)):
+                raise ValueError(f"{path} must give the widths of a layer as whole numbers")
+            if 4 * max(rows * columns, width) > most_memory(stored):
+                raise ValueError(f"{path} asks for {rows} x {columns} weights")
+            if path.name == "config.json" and "model_type" in settings:
+                config = transformers.AutoConfig.from_pretrained(
+                    path.parent, trust_remote_code=False
+                )
+                check_fits(partial(_auto_model(config).from_config, config), folder)
+
+
+def _check_modules(path: Path, kinds: list[str]) -> None:
+    for kind in kinds:
+        package, _, name = kind.rpartition(".")
+        if not package.startswith("sentence_transformers.") or name not in MODULES:
+            raise ValueError(
+                f"{path} names {kind!r:.80}; expected {', '.join(MODULES)} of Sentence "
+                f"Transformers. If you trust the folder, pass trust_remote_code=True"
+            )
 
 
 def _config(name: str, trust_remote_code: bool) -> Any:
