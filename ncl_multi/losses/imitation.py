@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncl_multi.distributed import (
-    agree,
     all_reduce_logsumexp,
     all_reduce_sum,
+    exchange_counts,
     gather,
     rank,
     world_size,
@@ -115,7 +115,7 @@ def _counts(
     """Rows of each process in the first and in the second view, after all checks passed."""
     check = check or partial(_check, pupil, teacher)
     of_a = check_together(check, *pupil, *teacher, **options)
-    return of_a, agree(None, len(pupil[1]), pupil[1].device)
+    return of_a, exchange_counts(None, len(pupil[1]), pupil[1].device)
 
 
 def _first_of_all(views: Views, counts: tuple[list[int], list[int]], most: int) -> Views:
