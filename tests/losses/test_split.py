@@ -218,7 +218,7 @@ def bad_input():
     yield (
         "teacher",
         lambda: imitation((za, zb), (za[: 3 if last else 4], zb), 0.1, distributed=True),
-        "pupil and teacher",
+        "student and teacher",
     )
 
 

@@ -128,8 +128,8 @@ class SentenceObjective(nn.Module):
             whole = _gathered(z, sizes)[-2]
             # Short codes against each other; whole ones, as of queries, against short ones.
             for texts in (parts[-2], whole):
-                pupil, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
-                loss = loss + config.imitation * imitation(pupil, teacher, _TEACHER_TEMPERATURE)
+                student, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
+                loss = loss + config.imitation * imitation(student, teacher, _TEACHER_TEMPERATURE)
         scores = gather(scores.to(device))
         if config.scores and len(scores):
             left, right = parts[len(columns) : len(columns) + 2]
