@@ -18,7 +18,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ncl_multi.atlas.page import head_features
-from ncl_multi.codes.explain import Match, explain, steer, unit_rows
+from ncl_multi.codes.explain import Match, explain, steer, unit_csr
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import class_names, name_sides
 from ncl_multi.codes.search import SparseIndex
@@ -73,7 +73,7 @@ class Desk:
             raise ValueError(f"type at most {MOST_TEXT} characters; got {len(text)}")
         if self.model is None:
             raise ValueError("this run has no model that can encode; give the number of an item")
-        return unit_rows(self.model.encode([text if image is None else image]))
+        return unit_csr(self.model.encode([text if image is None else image]))
 
     def concepts(self, code: csr_array, most: int = 12) -> list[int]:
         """The dimensions with the largest entries of a code."""

@@ -30,7 +30,7 @@ from ncl_multi.training.embeddings import (
     Examples,
     read_examples,
     start_heads,
-    unit_rows,
+    unit_embeddings,
 )
 
 try:
@@ -537,7 +537,7 @@ def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
 def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
     """Unit codes of a few rows: the k largest entries of the folded head's output."""
     # A copy: torch warns of the read-only rows of a memmap.
-    h = unit_rows(torch.from_numpy(np.array(x, order="C")))
+    h = unit_embeddings(torch.from_numpy(np.array(x, order="C")))
     z = F.relu(served(h))
     if weights is not None:
         z = z * weights

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.codes.features import Features
 from ncl_multi.head import NonNegHead
 
@@ -138,7 +138,7 @@ def _parts(features: Any) -> list[Any]:
         if several
         else [features.z if isinstance(features, Features) else features]
     )
-    rows = [unit_rows(side, signed=True) for side in parts]
+    rows = [unit_csr(side, signed=True) for side in parts]
     if not rows or any(side.shape[0] == 0 for side in rows):
         raise ValueError("features must contain at least one code each")
     return rows

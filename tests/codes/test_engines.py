@@ -13,7 +13,7 @@ from scipy.sparse import csr_array, random_array
 pytest.importorskip("numba")
 
 from ncl_multi.codes import engines as export
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.codes.search import SparseIndex
 
 DIMS = 128
@@ -128,9 +128,9 @@ def test_nine_bits_of_a_value_are_kept():
 
 
 def test_kept_bits_change_places_of_near_ties_only(items, queries, expected):
-    z = unit_rows(items[1])
+    z = unit_csr(items[1])
     kept = csr_array((export.kept_precision(z.data), z.indices, z.indptr), shape=z.shape)
-    exact, coarse = ((unit_rows(queries) @ part.T).toarray() for part in (z, kept))
+    exact, coarse = ((unit_csr(queries) @ part.T).toarray() for part in (z, kept))
     for row, ids in enumerate(expected[0]):
         ten = coarse[row].argsort()[::-1][:10]
         worst = exact[row, ids // 3].min()
