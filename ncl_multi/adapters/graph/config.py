@@ -26,7 +26,7 @@ class GraphConfig(TrainConfig):
     """Weight of the spectral loss of the codes, over all nodes in a step."""
     reconstruction: float = 3.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
-    start: float = 0.5
+    head_start: float = 0.5
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
     drop_edges: tuple[float, float] = (0.3, 0.3)
     """Share of edges dropped in each view."""
@@ -55,8 +55,8 @@ class GraphConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.start < 1:
-            raise ValueError(f"start must lie in [0, 1), a share of the steps; got {self.start}")
+        if not 0 <= self.head_start < 1:
+            raise ValueError(f"head_start must lie in [0, 1), a share of the steps; got {self.head_start}")
 
     def for_graph(self, nodes: int, edges: int) -> "GraphConfig":
         """The config with settings that are None set by the rule; a batch of None is all nodes."""
