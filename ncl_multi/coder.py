@@ -81,9 +81,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
-        temperature: Of `info_nce`.
+        temperature: Temperature of `info_nce`.
         imitation: Weight of the additional term: similarities within a batch are imitated.
-        teacher_temperature: Of the additional term.
+        teacher_temperature: Temperature of the additional term.
         noise: Length of the noise that is added to a row in training, as a share of its own.
         neighbours: Positives are drawn from this many nearest rows, the nearer, the likelier.
         max_rows: `fit` learns from at most this many rows, drawn at random, to bound the memory.

@@ -183,9 +183,9 @@ class EmbeddingObjective(nn.Module):
         model: The head of the anchors and, if partners come from another space, of the partners.
         data: Which rows belong together.
         ks: Numbers of entries to train for.
-        temperature: Of `info_nce`.
+        temperature: Temperature of `info_nce`.
         imitation: Weight of the imitation term.
-        teacher_temperature: Of the imitation term; a low one considers only the nearest rows.
+        teacher_temperature: Temperature of the imitation term; a low one considers only the nearest rows.
         noise: Length of the random vector that is added to each embedding, as a share of its own.
     """
 

@@ -19,7 +19,7 @@ class GraphConfig(TrainConfig):
     """What the encoder learns from, in two signed views: `spectral` takes time linear in the nodes,
     `info_nce` (GRACE) quadratic. Both take all nodes of a step as negatives."""
     temperature: float = 0.4
-    """Of `info_nce`; a lower one gives the nearest negatives more weight."""
+    """Temperature of `info_nce`; a lower one gives the nearest negatives more weight."""
     negatives: int | None = 1024
     """Nodes of a step whose codes `info_nce` compares, drawn anew in each; None for all."""
     spectral: float = 1.0

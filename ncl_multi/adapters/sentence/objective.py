@@ -170,7 +170,7 @@ class NonNegLoss(nn.Module):
     Args:
         model: A `SentenceTransformer` or `SparseEncoder` that ends in `Dense(..., nn.ReLU())`.
         ks: Numbers of entries to train for, all at once.
-        temperature: Of `info_nce`.
+        temperature: Temperature of `info_nce`.
     """
 
     def __init__(self, model: nn.Module, ks: Sequence[int] | None = None, temperature: float = 0.1):
