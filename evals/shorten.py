@@ -3,8 +3,8 @@
 Usage:
     python evals/shorten.py train.safetensors test.safetensors
     python evals/shorten.py train.safetensors test.safetensors --keep 64 32 16
-    python evals/shorten.py train.safetensors test.safetensors --before-activation pre_train.safetensors \
-pre_test.safetensors
+    python evals/shorten.py train.safetensors test.safetensors \
+        --before-activation pre_train.safetensors pre_test.safetensors
 
 Dimensions are ranked on the train file, once, before any probe is fitted. The rules: expected
 activation with ReLU (mean of relu(z)) and without (mean of z), variance, random, and truncation

@@ -168,7 +168,9 @@ def build(desk: Desk) -> Any:
 
     named = [desk.label(dim) for dim, name in enumerate(desk.names) if name]
     with gr.Blocks(title=f"Search {desk.title}", analytics_enabled=False) as app:
-        gr.Markdown(f"## Search {html.escape(desk.title)}\nSee why items match; leave concepts out, or add them.")
+        gr.Markdown(
+            f"## Search {html.escape(desk.title)}\nSee why items match, with or without a concept."
+        )
         with gr.Row():
             with gr.Column(scale=1):
                 text = gr.Textbox(label="Words")

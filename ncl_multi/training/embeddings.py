@@ -144,7 +144,8 @@ def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
     """
     drawn = torch.from_numpy(_draw(len(data.rows), _STARTED_ON))
     sides = [
-        unit_embeddings(side[rows[drawn]]) for side, rows in zip(data.sides, data.rows.T, strict=False)
+        unit_embeddings(side[rows[drawn]])
+        for side, rows in zip(data.sides, data.rows.T, strict=False)
     ][: len(heads)]
     means = [x.mean(dim=0) for x in sides]
     around = [x - mean for x, mean in zip(sides, means, strict=True)]
@@ -185,7 +186,7 @@ class EmbeddingObjective(nn.Module):
         ks: Numbers of entries to train for.
         temperature: Temperature of `info_nce`.
         imitation: Weight of the imitation term.
-        teacher_temperature: Temperature of the imitation term; a low one considers only the nearest rows.
+        teacher_temperature: Temperature of that term; a low one considers only the nearest rows.
         noise: Length of the random vector that is added to each embedding, as a share of its own.
     """
 

@@ -56,7 +56,9 @@ class GraphConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.head_start < 1:
-            raise ValueError(f"head_start must lie in [0, 1), a share of the steps; got {self.head_start}")
+            raise ValueError(
+                f"head_start must lie in [0, 1), a share of the steps; got {self.head_start}"
+            )
 
     def for_graph(self, nodes: int, edges: int) -> "GraphConfig":
         """The config with settings that are None set by the rule; a batch of None is all nodes."""
