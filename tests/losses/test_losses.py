@@ -416,7 +416,7 @@ def test_imitation_and_contrast_are_both_losses(grouped, most):
         imitation_and_contrast(student, teacher, temperature, groups=torch.arange(3))
 
 
-def test_imitation_moves_the_pupil_alone_and_ends_where_both_are_alike():
+def test_imitation_moves_only_the_student_and_ends_where_both_are_alike():
     student, teacher = (
         tuple(torch.rand(9, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
         for _ in range(2)
