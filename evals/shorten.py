@@ -8,8 +8,8 @@ Usage:
 
 Dimensions are ranked on the train file, once, before any probe is fitted. The rules: expected
 activation with ReLU (mean of relu(z)) and without (mean of z), variance, random, and truncation
-(the first ones). Codes that went through ReLU have the same mean with and without it; `--before-activation`
-gives the same rows before the activation, which the rule without ReLU then ranks and keeps.
+(the first ones). Codes that went through ReLU have the same mean with and without it;
+`--before-activation` gives the same rows before it, which the rule without ReLU ranks and keeps.
 """
 
 import json
