@@ -260,32 +260,32 @@ def fuzz(name: str, reader: Reader, seconds: float, seed: int, here: Path) -> Ou
     depth = 2 if reader.whole.parent.name in ("encoder", "towers") else 1
     root = reader.whole.parents[depth - 1]
     shutil.copytree(root, folder) if root != here / "whole" else folder.mkdir()
-    target, found = folder / reader.whole.relative_to(root), here / "found.json"
-    found.unlink(missing_ok=True)
+    target, findings = folder / reader.whole.relative_to(root), here / "found.json"
+    findings.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         try:
             silent = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silent, 1), os.dup2(silent, 2)
-            _read_changed(reader, target, seconds, random.Random(f"{name}{seed}"), found)
+            _read_changed(reader, target, seconds, random.Random(f"{name}{seed}"), findings)
         except BaseException as error:
-            found.write_text(json.dumps([0, 0, 0.0, f"the whole file: {error!r}"]))
+            findings.write_text(json.dumps([0, 0, 0.0, f"the whole file: {error!r}"]))
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
-    counts = json.loads(found.read_text()) if found.exists() else [0, 0, 0.0, ""]
+    counts = json.loads(findings.read_text()) if findings.exists() else [0, 0, 0.0, ""]
     outcome = Outcome(*counts)
     if os.WIFSIGNALED(status):
         outcome = outcome._replace(problem=f"ended by signal {os.WTERMSIG(status)}")
     if outcome.problem:
-        kept = Path(tempfile.gettempdir()) / f"fuzzed-{name}-{seed}".replace(" ", "-")
-        shutil.copy(target, kept)
-        outcome = outcome._replace(problem=f"{outcome.problem}; the input is {kept}")
+        fuzzed_copy = Path(tempfile.gettempdir()) / f"fuzzed-{name}-{seed}".replace(" ", "-")
+        shutil.copy(target, fuzzed_copy)
+        outcome = outcome._replace(problem=f"{outcome.problem}; the input is {fuzzed_copy}")
     return outcome
 
 
 def _read_changed(
-    reader: Reader, target: Path, seconds: float, draw: random.Random, found: Path
+    reader: Reader, target: Path, seconds: float, draw: random.Random, findings: Path
 ) -> None:
     whole, end = reader.whole.read_bytes(), time.monotonic() + seconds
     siblings = {p: p.read_bytes() for p in target.parent.iterdir() if p.is_file() and p != target}
@@ -311,7 +311,7 @@ def _read_changed(
         most = max(most, taken)
         if taken > 100 + 10 * len(content) / 2**20:
             problem = f"{taken:.0f} MB for {len(content)} bytes"
-        found.write_text(json.dumps([inputs, read, most, problem]))
+        findings.write_text(json.dumps([inputs, read, most, problem]))
 
 
 def fuzz_all(seconds: float, seed: int = 0, names: Sequence[str] = ()) -> dict[str, Outcome]:

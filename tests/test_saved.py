@@ -465,12 +465,12 @@ def test_kills_and_full_disks_leave_what_was_saved_before(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == len(KINDS) + 5
-    for name, whole, versions, odd, code, kept, left in rows:
+    for name, whole, versions, odd, code, same, left in rows:
         print(
-            f"| {name} | {kills} | {whole} | {versions} | {code} | {'whole' if kept else 'lost'} |"
+            f"| {name} | {kills} | {whole} | {versions} | {code} | {'whole' if same else 'lost'} |"
         )
         assert whole == kills, (name, odd)
-        assert kept, f"a full disk lost {name}"
+        assert unchanged, f"a full disk lost {name}"
         assert code != 0, f"{name} was not saved, and nothing was said"
         assert not left, (name, left)
 
@@ -481,10 +481,14 @@ if __name__ == "__main__":
     print("| model | file | loads tried | refused | loaded | ran |\n|---|---|---|---|---|---|")
     for kind, make in KINDS.items():
         make(here / kind / "source").save_pretrained(here / kind / "model")
-        found = try_every_file(here / kind / "model", here / "ran")
-        tried = Counter(file for file, _ in found)
+        loaded_kinds = try_every_file(here / kind / "model", here / "ran")
+        tried = Counter(file for file, _ in loaded_kinds)
         for file, count in tried.items():
-            loaded = sum(words == "loads" for (own, _), words in found.items() if own == file)
+            loaded = sum(
+                words == "loads"
+                for (name_of_file, _), words in loaded_kinds.items()
+                if name_of_file == file
+            )
             ran = "yes" if (here / "ran").exists() else "nothing"
             print(
                 f"| {kind} | {file} | {count} | {count - loaded} | {loaded} | {ran} |", flush=True

@@ -297,14 +297,14 @@ def test_losses_stay_on_their_device(unchecked):
     with FakeTensorMode(), torch.device("cuda"):
         za, zb = torch.empty(300, 8), torch.empty(300, 8)
         y = torch.empty(300, dtype=torch.long)
-        found = [
+        measured = [
             info_nce(za[:9], zb[:9], groups=y[:9]),
             info_nce(za, zb, within_view=True, temperature=torch.empty(()), tile=128),
             InfoNCE(learnable=True)(za.half(), zb.half()),
             spectral(za, zb),
             NonNegCrossEntropy(8, 4, nonneg_weight=True)(za, y),
         ]
-        assert {x.device.type for x in found} == {"cuda"}
+        assert {x.device.type for x in measured} == {"cuda"}
 
 
 BAD_VIEWS = {

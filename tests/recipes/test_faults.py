@@ -126,9 +126,9 @@ def _kill(child: int, with_signal: int) -> None:
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     lay_out(folder)
-    yield (found := Home(folder)), folder
-    found.process.kill()
-    found.process.communicate()
+    yield (resumed := Home(folder)), folder
+    resumed.process.kill()
+    resumed.process.communicate()
 
 
 def results(out: Path) -> dict[str, object]:
@@ -169,10 +169,10 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
         assert code in (-9, -15, 143), start.output()
         kills += 1
     assert start.run(again) == [0], start.output()
-    found = results(tmp_path / "again")
-    assert found.keys() == wanted.keys()
+    resumed = results(tmp_path / "again")
+    assert resumed.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert found[name] == value, name
+        assert resumed[name] == value, name
 
 
 @pytest.mark.parametrize("recipe", SMALL)
