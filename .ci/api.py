@@ -79,13 +79,13 @@ def options(config: type) -> list[str]:
             before |= {f.name: f.default for f in dataclasses.fields(base)} | before
     tree = ast.parse(inspect.cleandoc(inspect.getsource(config)))
     body = tree.body[0].body  # type: ignore[attr-defined]
-    said = {
+    words = {
         field.target.id: " ".join(doc.value.value.split())
         for field, doc in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
     }
     return [
-        f"- `{f.name}={_short(f.default)}`{': ' if f.name in said else ''}{said.get(f.name, '')}"
+        f"- `{f.name}={_short(f.default)}`{': ' if f.name in words else ''}{words.get(f.name, '')}"
         for f in dataclasses.fields(config)
         if f.name not in before or before[f.name] != f.default
     ]
@@ -97,7 +97,7 @@ def first(thing: Any) -> str:
 
 
 def signature(thing: Any) -> str:
-    """Names and defaults, without types: they stand in the docstring and in the editor."""
+    """Names and defaults, without types: they are in the docstring and in the editor."""
     try:
         parameters = list(inspect.signature(thing).parameters.values())
     except ValueError:

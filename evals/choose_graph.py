@@ -24,7 +24,7 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {},
     {"dims": 256},
     {"width": 256},
-    {"start": 0.0},
+    {"head_start": 0.0},
     {"spectral": 0.0},
     {"reconstruction": 0.0},
     {"steps": 200},

@@ -3,13 +3,13 @@
 Usage:
     python evals/shorten.py train.safetensors test.safetensors
     python evals/shorten.py train.safetensors test.safetensors --keep 64 32 16
-    python evals/shorten.py train.safetensors test.safetensors --before pre_train.safetensors \
-pre_test.safetensors
+    python evals/shorten.py train.safetensors test.safetensors \
+        --before-activation pre_train.safetensors pre_test.safetensors
 
 Dimensions are ranked on the train file, once, before any probe is fitted. The rules: expected
 activation with ReLU (mean of relu(z)) and without (mean of z), variance, random, and truncation
-(the first ones). Codes that went through ReLU have the same mean with and without it; `--before`
-gives the same rows before the activation, which the rule without ReLU then ranks and keeps.
+(the first ones). Codes that went through ReLU have the same mean with and without it;
+`--before-activation` gives the same rows before it, which the rule without ReLU ranks and keeps.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Config:
     """Features with labels to test on."""
     keep: tuple[int, ...] = ()
     """Numbers of dimensions to keep; by default a half, a quarter, an eighth and a sixteenth."""
-    before: tuple[Path, Path] | None = None
+    before_activation: tuple[Path, Path] | None = None
     """Train and test features of the same rows before the activation."""
     transfer: tuple[Path, Path] | None = None
     """Train and test features of another set, from the same model."""
@@ -138,7 +138,7 @@ def main(cfg: Config) -> None:
         return Features.load(paths[0]), Features.load(paths[1])
 
     sets = {"probe": pair((cfg.train, cfg.test))}
-    before = None if cfg.before is None else {"probe": pair(cfg.before)}
+    before = None if cfg.before_activation is None else {"probe": pair(cfg.before_activation)}
     if cfg.transfer is not None:
         sets["transfer"] = pair(cfg.transfer)
     rows = evaluate(sets, cfg.keep, before=before, seed=cfg.seed)

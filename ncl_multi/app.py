@@ -18,7 +18,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ncl_multi.atlas.page import head_features
-from ncl_multi.codes.explain import Match, explain, steer, unit_rows
+from ncl_multi.codes.explain import Match, explain, steer, unit_csr
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import class_names, name_sides
 from ncl_multi.codes.search import SparseIndex
@@ -73,7 +73,7 @@ class Desk:
             raise ValueError(f"type at most {MOST_TEXT} characters; got {len(text)}")
         if self.model is None:
             raise ValueError("this run has no model that can encode; give the number of an item")
-        return unit_rows(self.model.encode([text if image is None else image]))
+        return unit_csr(self.model.encode([text if image is None else image]))
 
     def concepts(self, code: csr_array, most: int = 12) -> list[int]:
         """The dimensions with the largest entries of a code."""
@@ -168,7 +168,9 @@ def build(desk: Desk) -> Any:
 
     named = [desk.label(dim) for dim, name in enumerate(desk.names) if name]
     with gr.Blocks(title=f"Search {desk.title}", analytics_enabled=False) as app:
-        gr.Markdown(f"## Search {html.escape(desk.title)}\nWhy two things match, and without what.")
+        gr.Markdown(
+            f"## Search {html.escape(desk.title)}\nSee why items match, with or without a concept."
+        )
         with gr.Row():
             with gr.Column(scale=1):
                 text = gr.Textbox(label="Words")
@@ -178,15 +180,15 @@ def build(desk: Desk) -> Any:
                 side = gr.Radio(
                     [EVERYTHING, *desk.sides],
                     value=EVERYTHING,
-                    label="Among",
+                    label="Search among",
                     visible=len(desk.sides) > 1,
                 )
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2):
-                dropped = gr.CheckboxGroup([], label="Its concepts: tick to leave out")
+                dropped = gr.CheckboxGroup([], label="Concepts of the query: tick to leave out")
                 with gr.Row():
                     added = gr.Dropdown(named, multiselect=True, label="Concepts to add")
-                    weight = gr.Slider(0.1, 1.0, 0.5, label="How much")
+                    weight = gr.Slider(0.1, 1.0, 0.5, label="Weight of added concepts")
                 results = gr.HTML()
         question, steering = [text, image, item, side], [dropped, added, weight]
         for event in (button.click, text.submit):
@@ -197,7 +199,7 @@ def build(desk: Desk) -> Any:
 
 
 def main(
-    run: Path, /, port: int | None = None, host: str = "127.0.0.1", names: tuple[str, ...] = ()
+    run: Path, /, port: int | None = None, host: str = "127.0.0.1", host_names: tuple[str, ...] = ()
 ) -> None:
     """Serve the app of a run.
 
@@ -206,7 +208,7 @@ def main(
         port: Port to listen on; by default the first free one from 7860.
         host: Address to listen on. Any address but loopback opens the app to the network, without
             a password.
-        names: Host names that browsers may ask for, besides localhost and `host`.
+        host_names: Host names that browsers may ask for, besides localhost and `host`.
     """
     app = build(Desk(run))
 
@@ -214,7 +216,7 @@ def main(
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     # DNS rebinding: a page whose name points to loopback sends its own host name.
-    allowed = list(dict.fromkeys([*LOOPBACK, host, *names]))
+    allowed = list(dict.fromkeys([*LOOPBACK, host, *host_names]))
     app.launch(
         server_name=host,
         server_port=port,

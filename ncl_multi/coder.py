@@ -30,7 +30,7 @@ from ncl_multi.training.embeddings import (
     Examples,
     read_examples,
     start_heads,
-    unit_rows,
+    unit_embeddings,
 )
 
 try:
@@ -81,9 +81,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
-        temperature: Of `info_nce`.
+        temperature: Temperature of `info_nce`.
         imitation: Weight of the additional term: similarities within a batch are imitated.
-        teacher_temperature: Of the additional term.
+        teacher_temperature: Temperature of the additional term.
         noise: Length of the noise that is added to a row in training, as a share of its own.
         neighbours: Positives are drawn from this many nearest rows, the nearer, the likelier.
         max_rows: `fit` learns from at most this many rows, drawn at random, to bound the memory.
@@ -540,7 +540,7 @@ def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
 def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
     """Unit codes of a few rows: the k largest entries of the folded head's output."""
     # A copy: torch warns of the read-only rows of a memmap.
-    h = unit_rows(torch.from_numpy(np.array(x, order="C")))
+    h = unit_embeddings(torch.from_numpy(np.array(x, order="C")))
     z = F.relu(served(h))
     if weights is not None:
         z = z * weights

@@ -63,7 +63,9 @@ def all_reduce_logsumexp(x: Tensor) -> Tensor:
     return all_reduce_sum((x - largest).exp()).log() + largest
 
 
-def agree(error: str | None, rows: int, device: torch.device, **options: Any) -> list[int]:
+def exchange_counts(
+    error: str | None, rows: int, device: torch.device, **options: Any
+) -> list[int]:
     """The number of rows of each process, after all have passed their checks.
 
     Raises the same error on all processes if one of them has an `error`, has no rows, or passes

@@ -64,7 +64,7 @@ def export_head(
             name of towers for CLIP.
         command: The command that trained it, for the card.
         figures: Measurements for the card; None takes those of the model.
-        precision: Of the weights. `int8` has one scale per dimension.
+        precision: Precision of the weights. `int8` has one scale per dimension.
     """
     if not model.trained:
         raise ValueError("this head is untrained; train it before it is exported")

@@ -12,9 +12,6 @@ import torch
 
 from ncl_multi.log import show_messages
 
-# They are run by tests/test_quick_starts.py, in a folder that has what they read.
-collect_ignore = ["quick_starts"]
-
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)

@@ -34,8 +34,8 @@ WORDS = ("a", "the", "dog", "cat", "bird", "runs", "sits", "on", "grass", "snow"
 
 def command(recipe: str, here: Path, out: Path, *flags: str) -> list[str]:
     """The command line, for data and models that `lay_out` put into `here`."""
-    own = [flag.format(here=here) for flag in SMALL[recipe]]
-    return [str(ROOT / f"recipes/{recipe}.py"), *own, *SHARED, "--out", str(out), *flags]
+    data_options = [flag.format(here=here) for flag in SMALL[recipe]]
+    return [str(ROOT / f"recipes/{recipe}.py"), *data_options, *SHARED, "--out", str(out), *flags]
 
 
 def lay_out(here: Path) -> None:
@@ -156,7 +156,7 @@ def in_doubles() -> None:
         if isinstance(part, torch.Tensor):
             return part.double() if part.is_floating_point() else part
         if isinstance(part, dict):
-            return {name: doubled(own) for name, own in part.items()}
+            return {name: doubled(data_options) for name, data_options in part.items()}
         return type(part)(map(doubled, part)) if isinstance(part, (list, tuple)) else part
 
     def plain_fit(objective, loader, cfg, **_):

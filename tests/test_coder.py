@@ -72,9 +72,9 @@ def test_codes_are_the_largest_entries_of_the_head(fitted):
         whole = head(torch.from_numpy(x).double()).numpy()
     head.float()
     for row, code in zip(whole, coder.transform(x, k=4).toarray(), strict=True):
-        kept = np.argsort(-row)[:4]
+        top_four = np.argsort(-row)[:4]
         expected = np.zeros(48)
-        expected[kept] = np.maximum(row[kept], 0)
+        expected[top_four] = np.maximum(row[top_four], 0)
         assert np.allclose(code, expected / np.linalg.norm(expected), atol=1e-5)
 
 

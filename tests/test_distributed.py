@@ -41,18 +41,18 @@ def alone_or_together(model, x, loss, accumulate=1):
         with nullcontext() if world_size() == 1 or last else wrapped.no_sync():
             za, zb = wrapped(torch.cat([mine, mine * 1.1 + 0.1])).chunk(2)
             loss(gather(za), gather(zb)).backward()
-    found = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
-    return found | dict(model.named_buffers())
+    results = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+    return results | dict(model.named_buffers())
 
 
 def everything():
     """What both sides compute."""
-    found = {name: alone_or_together(network(), rows(), loss) for name, loss in LOSSES.items()}
-    found["accumulated"] = alone_or_together(network(), rows(), LOSSES["clip"], accumulate=2)
+    results = {name: alone_or_together(network(), rows(), loss) for name, loss in LOSSES.items()}
+    results["accumulated"] = alone_or_together(network(), rows(), LOSSES["clip"], accumulate=2)
     plain = nn.Sequential(NonNegHead(6, 4, batch_norm=False)).double()
     plain[0].out.load_state_dict(nn.Linear(6, 4).double().state_dict() | seeded_linear())
-    found["first batch"] = alone_or_together(plain, rows() + 9, LOSSES["spectral"])
-    return found
+    results["first batch"] = alone_or_together(plain, rows() + 9, LOSSES["spectral"])
+    return results
 
 
 def seeded_linear():
@@ -95,18 +95,18 @@ def codes():
 
 
 def worker(folder: str) -> None:
-    found = everything()
+    results = everything()
     x = torch.full((2, 3), float(rank()), requires_grad=True)
     (gather(x) * torch.arange(4.0)[:, None]).sum().backward()
     y = torch.tensor(float(rank() + 1), requires_grad=True)
     all_reduce_sum(y).square().backward()
-    found["gathered"] = {"rows": gather(x), "grad": x.grad, "total.grad": y.grad}
-    found["health"] = {k: torch.tensor(v) for k, v in health_of(codes()).items()}
-    found["fit"] = trained(Path(folder) / "run", batch_size=10)
+    results["gathered"] = {"rows": gather(x), "grad": x.grad, "total.grad": y.grad}
+    results["health"] = {k: torch.tensor(v) for k, v in health_of(codes()).items()}
+    results["fit"] = trained(Path(folder) / "run", batch_size=10)
     # The same config, so it resumes: nothing to do.
     trained(Path(folder) / "run", batch_size=9)
-    found["again"] = {"ran": torch.tensor(True)}
-    torch.save(found, f"{folder}/{rank()}.pt")
+    results["again"] = {"ran": torch.tensor(True)}
+    torch.save(results, f"{folder}/{rank()}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +118,14 @@ def two(tmp_path_factory):
 
 @pytest.mark.parametrize("case", [*LOSSES, "accumulated", "first batch"])
 def test_gradients_and_statistics_are_those_of_one_process(two, case):
-    for found in two[0]:
+    for results in two[0]:
         for name, expected in everything()[case].items():
-            torch.testing.assert_close(found[case][name], expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(results[case][name], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gather_keeps_the_order_of_ranks_and_adds_up_gradients(two):
-    for number, found in enumerate(two[0]):
-        got = found["gathered"]
+    for number, results in enumerate(two[0]):
+        got = results["gathered"]
         assert got["rows"].tolist() == [[0] * 3, [0] * 3, [1] * 3, [1] * 3]
         weights = [2.0 * number, 2.0 * number + 1]
         assert got["grad"].tolist() == [[2 * w] * 3 for w in weights]
@@ -137,20 +137,20 @@ def test_health_speaks_of_all_rows(two):
         expected = health_of(codes())
     assert expected["alive"] == 3 / 4
     assert expected["empty_rows"] == pytest.approx(1 / 8)
-    for found in two[0]:
-        assert {name: x.item() for name, x in found["health"].items()} == pytest.approx(expected)
+    for results in two[0]:
+        assert {name: x.item() for name, x in results["health"].items()} == pytest.approx(expected)
 
 
 def test_fit_ends_with_the_weights_of_one_process(two, tmp_path):
     alone = trained(tmp_path / "run", batch_size=20)
-    for found in two[0]:
+    for results in two[0]:
         for name, expected in alone.items():
-            torch.testing.assert_close(found["fit"][name], expected, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(results["fit"][name], expected, rtol=1e-10, atol=1e-10)
 
 
 def test_one_process_writes_the_run_folder(two):
-    found, folder = two
-    assert all(f["again"]["ran"] for f in found)
+    results, folder = two
+    assert all(f["again"]["ran"] for f in results)
     lines = (folder / "run" / "train.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [7]
     assert sorted(p.name for p in (folder / "run").iterdir()) == [

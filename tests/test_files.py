@@ -236,9 +236,9 @@ RULES = {"x": Expected(("F32",), 2), "*.ids": Expected(("I64",)), "y": Expected(
 def test_tensors_that_fit_are_read(tmp_path):
     tensors = {"x": np.ones((2, 3), np.float32), "0.ids": np.arange(3), "1.ids": np.arange(2)}
     save_file(tensors, tmp_path / "t", {"about": "them"})
-    found, metadata = read_safetensors(tmp_path / "t", RULES, framework="np")
-    assert found.keys() == tensors.keys()
-    assert all((found[name] == tensors[name]).all() for name in tensors)
+    contents, metadata = read_safetensors(tmp_path / "t", RULES, framework="np")
+    assert contents.keys() == tensors.keys()
+    assert all((contents[name] == tensors[name]).all() for name in tensors)
     assert metadata == {"about": "them"}
 
 
@@ -306,11 +306,11 @@ def test_any_header_is_read_or_refused(tmp_path_factory, dtype, shape, offsets, 
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     path.write_bytes(raw({"x": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}, data))
     try:
-        found, _ = read_safetensors(path, {"x": Expected(("F32",), 2)}, framework="np")
+        contents, _ = read_safetensors(path, {"x": Expected(("F32",), 2)}, framework="np")
     except ValueError:
         return
-    assert found["x"].dtype == np.float32
-    assert found["x"].nbytes == len(data)
+    assert contents["x"].dtype == np.float32
+    assert contents["x"].nbytes == len(data)
 
 
 def png(width: int, height: int) -> bytes:

@@ -210,9 +210,9 @@ def test_a_relu_head_folds_into_one_linear_layer_and_relu():
 
 def test_top_k_keeps_the_largest_and_passes_only_their_gradient():
     z = torch.tensor([[3.0, 1.0, -4.0, 2.0], [0.0, 5.0, 0.0, 0.0]], requires_grad=True)
-    kept = top_k(z, 2)
-    assert kept.tolist() == [[3.0, 0.0, -4.0, 0.0], [0.0, 5.0, 0.0, 0.0]]
-    kept[0].sum().backward()
+    cut = top_k(z, 2)
+    assert cut.tolist() == [[3.0, 0.0, -4.0, 0.0], [0.0, 5.0, 0.0, 0.0]]
+    cut[0].sum().backward()
     assert z.grad[0].tolist() == [1.0, 0.0, 1.0, 0.0]
     assert ((head_of(8, 20, k=3)(batch(50, 8)) > 0).sum(dim=1) <= 3).all()
 
@@ -333,8 +333,8 @@ def test_k_means_at_rest_has_each_centre_in_the_mean_of_the_rows_nearest_to_it()
     centres = k_means(x, 7, steps=1000)
     nearest = [min(range(7), key=lambda c: (row - centres[c]).norm().item()) for row in x]
     for c in range(7):
-        own = x[[i for i, at in enumerate(nearest) if at == c]]
-        assert torch.allclose(centres[c], own.mean(dim=0), rtol=1e-9)
+        members = x[[i for i, at in enumerate(nearest) if at == c]]
+        assert torch.allclose(centres[c], members.mean(dim=0), rtol=1e-9)
 
 
 def test_equal_rows_make_one_cluster_and_more_are_not_invented():

@@ -217,8 +217,8 @@ def test_a_batch_is_lowered_to_the_data_with_a_notice_and_before_encoding(tiny, 
     model.embed = encodes
     with pytest.raises(EncodedError):
         model.fit(data(20, seed=9), **QUICK)
-    said = capfd.readouterr().err
-    assert re.search(r"batch_size lowered from \d+ to 20: there are 20 examples", said)
+    output = capfd.readouterr().err
+    assert re.search(r"batch_size lowered from \d+ to 20: there are 20 examples", output)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -264,9 +264,9 @@ def test_data_that_cannot_be_trained_on_is_refused_before_training(
 
 def test_a_plain_config_changes_only_what_was_set(tiny, unchecked):
     model, _, _ = make("vision", tiny)
-    own = model._own_config(ncl.TrainConfig(out="runs/x", lr=0.5))
-    assert own == VisionConfig(out="runs/x", lr=0.5)
-    assert str(own.out) == "runs/x"
+    merged = model._own_config(ncl.TrainConfig(out="runs/x", lr=0.5))
+    assert merged == VisionConfig(out="runs/x", lr=0.5)
+    assert str(merged.out) == "runs/x"
     assert model._own_config(None) == VisionConfig()
     with pytest.raises(TypeError, match="trained with a VisionConfig; got a GraphConfig"):
         model.fit(pictures(), ncl.NonNegGraph.config_type())

@@ -15,20 +15,17 @@ pytest.importorskip("torch_geometric")
 pytest.importorskip("timm")
 pytest.importorskip("sentence_transformers")
 
-SNIPPETS = sorted((ROOT / "tests/quick_starts").glob("*.py"))
 RUNNER = """
 import sys
 assert not any("recipes" in path for path in sys.path), sys.path
-space = {"__name__": "__main__"}
-for number, code in enumerate(sys.stdin.read().split("# next block\\n")):
-    exec(compile(code, f"block {number}", "exec"), space)
+blocks = sys.stdin.read().split("# next block\\n")
+imports = blocks[0].partition("\\n\\n")[0] + "\\n"
+for number, code in enumerate(blocks):
+    exec(compile(imports + code, f"block {number}", "exec"), {"__name__": "__main__"})
 """
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+"""The Python of the README: embeddings, with the imports; sentences; CLIP; images; graphs."""
 MOST_LINES = 12
-
-
-def python_blocks(page: str) -> list[str]:
-    """The Python of a page, block by block."""
-    return re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,10 @@ def here(tmp_path_factory):
 
 
 def run(blocks: list[str], folder: Path) -> str:
-    """Run blocks one after another in a process that knows the package only; what they print."""
+    """What blocks print in a process that knows the package only.
+
+    Each starts with nothing but the imports of the first, so any one can be pasted by itself.
+    """
     tiny = {
         "sentence-transformers/all-MiniLM-L6-v2": str(folder / "bert"),
         "efficientnet-lite0+minilm": f"hf:{folder / 'clip'}",
@@ -75,29 +75,19 @@ def run(blocks: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_a_quick_start_of_each_kind_trains_saves_loads_encodes_and_explains(here):
-    assert [path.stem for path in SNIPPETS] == ["clip", "graph", "sentence", "vision"]
-    sources = [path.read_text() for path in SNIPPETS]
-    for source in sources:
-        assert len([line for line in source.splitlines() if line.strip()]) <= MOST_LINES
-        for verb in (".fit(", "ncl.load(", ".encode(", "ncl.explain("):
-            assert verb in source
-    said = run(sources, here).splitlines()
-    assert len(said) == len(SNIPPETS)
-    assert all(line.startswith("[") for line in said)
-    assert sum("Part(dimension=" in line for line in said) >= 3, said
+def test_the_quick_starts_of_the_readme_train_save_load_encode_and_explain(here):
+    embeddings, *models = BLOCKS
+    assert len(models) == 4
+    assert all(verb in embeddings for verb in ("import ncl_multi", ".fit(", ".transform("))
+    for block in models:
+        assert len(block.splitlines()) <= MOST_LINES
+        assert all(verb in block for verb in (".fit(", "ncl.load(", ".encode(", "ncl.explain("))
+    printed = run(BLOCKS, here).splitlines()
+    assert len(printed) == len(models)
+    assert all(line.startswith("[") for line in printed)
+    assert sum("Part(dimension=" in line for line in printed) >= 3, printed
     for name in ("reviews", "pictures", "vision", "graph"):
         card = (here / "runs" / name / "model" / "README.md").read_text()
         assert f'ncl.load("runs/{name}/model")' in card
         assert "More Information Needed" not in card
         assert "| seed | 0 |" in card
-
-
-def test_the_python_of_the_readme_runs_in_order(here):
-    run(python_blocks((ROOT / "README.md").read_text()), here)
-
-
-def test_a_model_that_the_readme_trains_and_loads_is_one_of_the_quick_starts():
-    known = {path.read_text() for path in SNIPPETS}
-    for block in python_blocks((ROOT / "README.md").read_text()):
-        assert block in known or not (".fit(" in block and "ncl.load(" in block)

@@ -48,10 +48,11 @@ def encode_files(
     belongs to one model, one input and one set of options; a run with others is refused.
 
     Args:
-        model: A run folder, its `model/` folder, a name of `ncl.pretrained` or on the hub.
-        input: A parquet, jsonl, txt, csv or tsv file; a folder of such files; a folder of pictures.
-            Parquet, jsonl and txt files are read a piece at a time, csv and tsv files whole.
-        output: Folder for the shards; see `ncl_multi.bulk.shards` for their columns.
+        model: The model: a run folder, its `model/` folder, a name of `ncl.pretrained` or on the
+            hub.
+        input: The input: a parquet, jsonl, txt, csv or tsv file; a folder of such files; a folder
+            of pictures. Only csv and tsv files are read whole.
+        output: The output: a folder for the shards; see `ncl_multi.bulk.shards` for their columns.
         k: Keep the k largest entries of a row; None keeps what the model serves.
         column: Column of the text; None takes the one with a known name, or the only one with text.
         id_column: Column of the ids; None takes `id` or `_id` where there is one.

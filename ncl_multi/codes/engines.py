@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.sparse import csr_array
 
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.files import atomic
 
 FIELD = "code"
@@ -43,7 +43,7 @@ def qdrant_points(
 
 def qdrant_vector(code: Any) -> Any:
     """One code as the `query` of `QdrantClient.query_points(..., using="code")`."""
-    z = unit_rows(code)
+    z = unit_csr(code)
     return _qdrant().SparseVector(indices=z.indices.tolist(), values=z.data.tolist())
 
 
@@ -58,7 +58,7 @@ def milvus_rows(ids: Sequence[int] | np.ndarray, codes: Any) -> Iterator[dict[st
 
 def milvus_vector(code: Any) -> dict[int, float]:
     """One code as an entry of `data` of `MilvusClient.search(..., anns_field="code")`."""
-    z = unit_rows(code)
+    z = unit_csr(code)
     return dict(zip(z.indices.tolist(), z.data.tolist(), strict=True))
 
 
@@ -139,7 +139,7 @@ def bulk_query(
     `most_clauses` is the server's limit on clauses of a query, which a `rank_features` query of as
     many active dimensions reaches.
     """
-    z = unit_rows(code)
+    z = unit_csr(code)
     weights = dict(zip(z.indices.tolist(), z.data.tolist(), strict=True))
     if kind == "sparse_vector":
         vector = {str(dim): weight for dim, weight in weights.items()}
@@ -168,7 +168,7 @@ def write_pgvector(
     1,000 active dimensions under an HNSW index, 16,000 without one (`indexed=False`).
     """
     most = 1_000 if indexed else 16_000
-    z = unit_rows(codes)
+    z = unit_csr(codes)
     if z.shape[1] > 1_000_000_000:
         raise ValueError(f"sparsevec takes 1,000,000,000 dimensions; got {z.shape[1]:,}")
     with atomic(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
@@ -190,7 +190,7 @@ def pgvector_literal(code: Any) -> str:
         >>> pgvector_literal(np.array([0.0, 3.0, 4.0]))
         '{2:0.6,3:0.8}/3'
     """
-    z = unit_rows(code)
+    z = unit_csr(code)
     return _literal(z.indices.tolist(), z.data.astype(np.float32).tolist(), z.shape[1])
 
 
@@ -217,7 +217,7 @@ def _entries(
     ids: Sequence[int] | np.ndarray, codes: Any
 ) -> Iterator[tuple[int, int, list[int], list[float]]]:
     """Row, id, dimensions and values of every code that has any."""
-    z: csr_array = unit_rows(codes)
+    z: csr_array = unit_csr(codes)
     z.eliminate_zeros()
     numbers = np.asarray(ids)
     if len(numbers) != z.shape[0]:

@@ -46,7 +46,7 @@ def explain(a: Code, b: Code, names: Sequence[str] | None = None) -> list[Part]:
         >>> [(part.dimension, round(part.share, 3)) for part in parts]
         [(2, 0.566)]
     """
-    rows = [unit_rows(code) for code in (a, b)]
+    rows = [unit_csr(code) for code in (a, b)]
     if any(row.shape[0] != 1 for row in rows):
         raise ValueError(
             f"explain takes one code and one code; got {rows[0].shape[0]} and "
@@ -104,7 +104,7 @@ def steer(
         >>> steer(torch.tensor([[0.6, 0.8, 0.0]]), drop=[1], boost={2: 0.6}).toarray().round(3)
         array([[0.707, 0.   , 0.707]])
     """
-    z = unit_rows(code)
+    z = unit_csr(code)
     _check_names(names, z.shape[1])
     steered = z.tolil()
     for which in drop:
@@ -114,10 +114,10 @@ def steer(
             raise ValueError(f"boost adds weight, at least 0; got {weight} for {which!r}. Use drop")
         for dim in _dimensions(which, z.shape[1], names):
             steered[:, [dim]] = steered[:, [dim]].toarray() + weight
-    return unit_rows(csr_array(steered))
+    return unit_csr(csr_array(steered))
 
 
-def unit_rows(code: Code, *, signed: bool = False) -> csr_array:
+def unit_csr(code: Code, *, signed: bool = False) -> csr_array:
     """Codes in any form as sparse rows of unit length in double precision; zero rows stay zero."""
     if isinstance(code, torch.Tensor):
         code = code.detach().cpu().double().numpy()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.codes.features import Features
 
 MIXED = "mixed"
@@ -154,7 +154,7 @@ def name_dimensions(features: Features, codes: Any | None = None, words: int = 3
         >>> name_dimensions(Features(z, items=items), words=1)
         ['dog', 'car']
     """
-    strongest = _strongest(unit_rows(features.z if codes is None else codes, signed=True))
+    strongest = _strongest(unit_csr(features.z if codes is None else codes, signed=True))
     by_words, by_class = _words(features.items or [], pairs=words > 1), _classes(features)
     names = [
         of_class if not of_words.text or of_class.fit >= of_words.fit + _CLEARER else of_words

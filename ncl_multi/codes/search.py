@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from scipy.sparse import csr_array, hstack, vstack
 
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.codes.features import MOST_COLUMNS, from_metadata, to_metadata
 from ncl_multi.codes.inverted import MOST_ITEMS, Block, scan
 from ncl_multi.files import atomic, check_keys, read_safetensors
@@ -214,7 +214,7 @@ class SparseIndex:
         return index
 
     def _rows(self, codes: Any) -> csr_array:
-        z = unit_rows(codes)
+        z = unit_csr(codes)
         if z.shape[1] != self.dims:
             raise ValueError(
                 f"this index has codes of {self.dims} dimensions; got {z.shape[1]}. "

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.codes.features import Features, spread
 from ncl_multi.head import NonNegHead
 
@@ -131,7 +131,7 @@ def _covering(products: Any, dims: int) -> Tensor:
 def _parts(features: Any) -> list[Any]:
     sides = features if isinstance(features, Sequence) else [features]
     rows = [
-        unit_rows(side.z if isinstance(side, Features) else side, signed=True) for side in sides
+        unit_csr(side.z if isinstance(side, Features) else side, signed=True) for side in sides
     ]
     if not rows or any(side.shape[0] == 0 for side in rows):
         raise ValueError("features must contain at least one code each")

@@ -166,7 +166,7 @@ def json_row(line: str) -> dict[str, Any]:
         {'text': 'a mug'}
     """
     try:
-        row = json.loads(line, object_pairs_hook=_no_double_names)
+        row = _JSON.decode(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(row, dict):
@@ -223,6 +223,10 @@ def _no_double_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(row) < len(pairs):
         raise ValueError("a name occurs twice")
     return row
+
+
+# Made once: json.loads with a hook makes one for every line, which takes as long as reading it.
+_JSON = json.JSONDecoder(object_pairs_hook=_no_double_names)
 
 
 def _from_parquet(path: Path) -> Cells:

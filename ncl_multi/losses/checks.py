@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncl_multi.distributed import agree
+from ncl_multi.distributed import exchange_counts
 
 
 def check_views(za: Tensor, zb: Tensor, least_rows: int = 2) -> None:
@@ -39,7 +39,7 @@ def check_together(check: Callable[[], None], *views: Tensor, **options: Any) ->
         "dtype": [str(z.dtype).removeprefix("torch.") for z in views],
         **{name: o.item() if isinstance(o, Tensor) else o for name, o in options.items()},
     }
-    counts = agree(error, len(views[0]) if views[0].ndim else 0, views[0].device, **same)
+    counts = exchange_counts(error, len(views[0]) if views[0].ndim else 0, views[0].device, **same)
     if sum(counts) < 2:
         raise ValueError(f"a contrastive loss needs at least two rows in all; got {sum(counts)}")
     return counts

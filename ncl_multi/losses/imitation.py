@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncl_multi.distributed import (
-    agree,
     all_reduce_logsumexp,
     all_reduce_sum,
+    exchange_counts,
     gather,
     rank,
     world_size,
@@ -26,14 +26,14 @@ Views = tuple[Tensor, Tensor]
 
 
 def imitation(
-    pupil: Views,
+    student: Views,
     teacher: Views,
     temperature: float | Scalar,
     *,
     most: int = 2048,
     distributed: bool = False,
 ) -> Scalar:
-    """The divergence of a pupil's similarities between two views from a teacher's.
+    """The divergence of a student's similarities between two views from a teacher's.
 
     The Kullback-Leibler divergence of the softmax of cosines, the mean over rows, in both
     directions. The two views may differ in length. No gradient goes to the teacher. Keeps all
@@ -45,18 +45,18 @@ def imitation(
     """
     split = distributed and world_size() > 1
     if split:
-        counts = _counts(pupil, teacher, temperature=temperature, most=most)
-        pupil, teacher = (_first_of_all(views, counts, most) for views in (pupil, teacher))
+        counts = _counts(student, teacher, temperature=temperature, most=most)
+        student, teacher = (_first_of_all(views, counts, most) for views in (student, teacher))
     else:
-        _check(pupil, teacher)
-    pupil, teacher = ((za[:most], zb[:most]) for za, zb in (pupil, teacher))
+        _check(student, teacher)
+    student, teacher = ((za[:most], zb[:most]) for za, zb in (student, teacher))
     with torch.no_grad():
         target = _logits(*teacher, temperature, split)
-    return _divergence(_logits(*pupil, temperature, split), target, split)
+    return _divergence(_logits(*student, temperature, split), target, split)
 
 
 def imitation_and_contrast(
-    pupil: Views,
+    student: Views,
     teacher: Views,
     temperature: float | Scalar,
     *,
@@ -64,58 +64,58 @@ def imitation_and_contrast(
     most: int = 2048,
     distributed: bool = False,
 ) -> tuple[Scalar, Scalar]:
-    """`imitation` and the pupil's `info_nce`, from the same logits for up to `most` rows in all.
+    """`imitation` and the student's `info_nce`, from the same logits for up to `most` rows in all.
 
     The contrast of a larger batch is computed in tiles.
     """
     split = distributed and world_size() > 1
-    check = partial(_check_pairs, pupil, teacher, groups, 1 if split else 2)
+    check = partial(_check_pairs, student, teacher, groups, 1 if split else 2)
     if split:
         options = {"temperature": temperature, "most": most, "groups": groups is not None}
-        counts = _counts(pupil, teacher, check, **options)
+        counts = _counts(student, teacher, check, **options)
     else:
         check()
-        counts = [len(pupil[0])], [len(pupil[1])]
+        counts = [len(student[0])], [len(student[1])]
     if sum(counts[0]) > most:
-        divergence = imitation(pupil, teacher, temperature, most=most, distributed=distributed)
+        divergence = imitation(student, teacher, temperature, most=most, distributed=distributed)
         return divergence, info_nce(
-            *pupil, temperature=temperature, groups=groups, distributed=distributed
+            *student, temperature=temperature, groups=groups, distributed=distributed
         )
     if split:
-        pupil, teacher = (_first_of_all(views, counts, most) for views in (pupil, teacher))
+        student, teacher = (_first_of_all(views, counts, most) for views in (student, teacher))
         groups = None if groups is None else gather(groups, counts[0])
     with torch.no_grad():
         target = _logits(*teacher, temperature, split)
-    share = _logits(*pupil, temperature, split)
+    share = _logits(*student, temperature, split)
     return _divergence(share, target, split), _contrast(share, groups, split)
 
 
-def _check(pupil: Views, teacher: Views) -> None:
-    lengths = [[len(z) for z in views] for views in (pupil, teacher)]
+def _check(student: Views, teacher: Views) -> None:
+    lengths = [[len(z) for z in views] for views in (student, teacher)]
     if lengths[0] != lengths[1]:
         raise ValueError(
-            f"pupil and teacher must be views of the same rows; "
+            f"student and teacher must be views of the same rows; "
             f"got {lengths[0]} and {lengths[1]} rows"
         )
 
 
-def _check_pairs(pupil: Views, teacher: Views, groups: Tensor | None, least_rows: int) -> None:
-    _check(pupil, teacher)
-    check_views(*pupil, least_rows)
-    if groups is not None and groups.shape != pupil[0].shape[:1]:
+def _check_pairs(student: Views, teacher: Views, groups: Tensor | None, least_rows: int) -> None:
+    _check(student, teacher)
+    check_views(*student, least_rows)
+    if groups is not None and groups.shape != student[0].shape[:1]:
         raise ValueError(
-            f"groups must have one entry per row, shape ({len(pupil[0])},); "
+            f"groups must have one entry per row, shape ({len(student[0])},); "
             f"got {tuple(groups.shape)}"
         )
 
 
 def _counts(
-    pupil: Views, teacher: Views, check: Callable[[], None] | None = None, **options: Any
+    student: Views, teacher: Views, check: Callable[[], None] | None = None, **options: Any
 ) -> tuple[list[int], list[int]]:
     """Rows of each process in the first and in the second view, after all checks passed."""
-    check = check or partial(_check, pupil, teacher)
-    of_a = check_together(check, *pupil, *teacher, **options)
-    return of_a, agree(None, len(pupil[1]), pupil[1].device)
+    check = check or partial(_check, student, teacher)
+    of_a = check_together(check, *student, *teacher, **options)
+    return of_a, exchange_counts(None, len(student[1]), student[1].device)
 
 
 def _first_of_all(views: Views, counts: tuple[list[int], list[int]], most: int) -> Views:
@@ -156,18 +156,18 @@ def _logits(za: Tensor, zb: Tensor, temperature: float | Scalar, split: bool) ->
         return _Share(logits, rows, of_all)
 
 
-def _divergence(pupil: _Share, teacher: _Share, split: bool) -> Scalar:
+def _divergence(student: _Share, teacher: _Share, split: bool) -> Scalar:
     """Kullback-Leibler of the softmax over each row and over each column, the mean of both."""
     both = (
         F.kl_div(log_q, log_p, log_target=True, reduction="sum") / count
         for log_q, log_p, count in zip(
-            _log_softmaxes(pupil.logits, split),
+            _log_softmaxes(student.logits, split),
             _log_softmaxes(teacher.logits, split),
-            (pupil.of_all, pupil.logits.shape[1]),
+            (student.of_all, student.logits.shape[1]),
             strict=True,
         )
     )
-    loss = sum(both, pupil.logits.new_zeros(())) / 2
+    loss = sum(both, student.logits.new_zeros(())) / 2
     return check_finite(all_reduce_sum(loss) if split else loss)
 
 

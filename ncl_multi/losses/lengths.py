@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ncl_multi.distributed import agree, gather, world_size
+from ncl_multi.distributed import exchange_counts, gather, world_size
 from ncl_multi.losses.checks import sum_dtype
 
 # The cosine does not depend on a row's length, so its gradient is proportional to one over it.
@@ -56,7 +56,7 @@ def normalize_rows(z: Tensor, *, distributed: bool = False) -> Tensor:
         [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     split = distributed and world_size() > 1
-    counts = agree(None, len(z), z.device) if split else None
+    counts = exchange_counts(None, len(z), z.device) if split else None
     with torch.autocast(z.device.type, enabled=False):
         rows, lengths = with_lengths(z, sum_dtype(z), counts)
         return rows / lengths[:, None]

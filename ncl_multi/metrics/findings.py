@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 from scipy.sparse import csr_array
 
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 
 _FIRES = 5
 """A dimension is tested if it fires for at least this many rows, and is silent for as many."""
@@ -51,7 +51,7 @@ def findings(
         >>> best.name, best.value, best.effect
         ('barks', 'dog', 1.0)
     """
-    fires = unit_rows(z)
+    fires = unit_csr(z)
     fires = csr_array(fires > 1e-5).astype(np.float64)
     values = np.asarray(target)
     if values.ndim != 1 or len(values) != fires.shape[0]:

@@ -111,7 +111,7 @@ def readable_features(
     Args:
         features: Codes of the items, with labels, words, or both.
         embeddings: Vectors of the same items from another model, as a judge of intruders.
-        names: Of the dimensions, made from other items. None makes them from a random half of
+        names: Names of the dimensions, made from other items. None makes them from a random half of
             these items and judges them on the other half.
 
     Example:

@@ -130,7 +130,7 @@ def read_examples(
             raise ValueError(f"every row needs a group; row {without[0]} has none")
         kinds = torch.from_numpy(np.unique(labels[numbers], return_inverse=True)[1])
         return Examples(rows, whole, None if partner else SameGroup(kinds), kinds, numbers)
-    near = Neighbours(unit_rows(x), neighbours) if pairs is None and not partner else None
+    near = Neighbours(unit_embeddings(x), neighbours) if pairs is None and not partner else None
     return Examples(rows, whole, near, same_rows(x), numbers)
 
 
@@ -144,7 +144,8 @@ def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
     """
     drawn = torch.from_numpy(_draw(len(data.rows), _STARTED_ON))
     sides = [
-        unit_rows(side[rows[drawn]]) for side, rows in zip(data.sides, data.rows.T, strict=False)
+        unit_embeddings(side[rows[drawn]])
+        for side, rows in zip(data.sides, data.rows.T, strict=False)
     ][: len(heads)]
     means = [x.mean(dim=0) for x in sides]
     around = [x - mean for x, mean in zip(sides, means, strict=True)]
@@ -183,9 +184,9 @@ class EmbeddingObjective(nn.Module):
         model: The head of the anchors and, if partners come from another space, of the partners.
         data: Which rows belong together.
         ks: Numbers of entries to train for.
-        temperature: Of `info_nce`.
+        temperature: Temperature of `info_nce`.
         imitation: Weight of the imitation term.
-        teacher_temperature: Of the imitation term; a low one considers only the nearest rows.
+        teacher_temperature: Temperature of that term; a low one considers only the nearest rows.
         noise: Length of the random vector that is added to each embedding, as a share of its own.
     """
 
@@ -211,7 +212,7 @@ class EmbeddingObjective(nn.Module):
         anchors = rows[:, 0]
         others = rows[:, 1] if self.data.partners is None else self.data.partners.of(anchors)
         h = [
-            unit_rows(side[numbers].to(device))
+            unit_embeddings(side[numbers].to(device))
             for side, numbers in zip(
                 (self.data.sides[0], self.data.sides[-1]), (anchors, others), strict=True
             )
@@ -272,11 +273,11 @@ def _draw(count: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
 
 
-def unit_rows(x: Embeddings) -> Embeddings:
+def unit_embeddings(x: Embeddings) -> Embeddings:
     """Rows of length one, whatever their size: squares of small or large numbers are not finite.
 
     Example:
-        >>> unit_rows(torch.tensor([[3e-30, 4e-30], [3e30, 4e30], [0.0, 0.0]]))
+        >>> unit_embeddings(torch.tensor([[3e-30, 4e-30], [3e30, 4e30], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.6000, 0.8000],
                 [0.0000, 0.0000]])

@@ -666,7 +666,7 @@ def test_the_emoji_hold_out_a_style_and_a_fifth_of_the_emoji():
     assert len(set(unseen.groups.tolist())) == count // 5
     assert set(style.groups.tolist()) == set(train.groups.tolist())
     assert all("(Twtr)" in name for name in style.image_names)
-    assert style.said()[:2] == style.captions[:2]
+    assert style.joined_captions()[:2] == style.captions[:2]
     car = style.image_names.index("automobile (Twtr)")
     assert style.classes[style.y[car]] == "ground transportation"
     assert not any("(Twtr)" in name for name in train.image_names + unseen.image_names)

@@ -276,7 +276,7 @@ def by_length(z, length):
 
 def test_the_objective_is_a_signed_contrast_and_that_of_the_codes(graph):
     nodes = torch.arange(20)
-    objective = objective_on(graph, start=0.0, spectral=2.0, reconstruction=1.5)
+    objective = objective_on(graph, head_start=0.0, spectral=2.0, reconstruction=1.5)
     model, data = objective.model, objective.data
     (h,) = model.represent(model.view_of(data), rows=nodes)
     z = model.head(h)
@@ -298,7 +298,7 @@ def test_the_encoder_may_learn_from_info_nce_of_all_nodes(graph):
 
 
 def test_codes_teach_the_head_and_not_the_encoder(graph):
-    objective = objective_on(graph, start=0.0)
+    objective = objective_on(graph, head_start=0.0)
     loss, _ = objective(torch.arange(30))
     (h,) = objective.model.represent(objective.model.view_of(objective.data))
     weight = objective.model.encoder.convs[0].lin.weight
@@ -308,7 +308,7 @@ def test_codes_teach_the_head_and_not_the_encoder(graph):
 
 
 def test_the_head_waits_for_its_start_and_takes_part_in_every_step(graph):
-    objective = objective_on(graph, start=0.5).train()
+    objective = objective_on(graph, head_start=0.5).train()
     objective.anneal(0.4)
     weights = objective.model.head.out.weight.clone()
     loss, _ = objective(torch.arange(30))

@@ -383,10 +383,10 @@ def test_examples_are_read_from_csv_and_jsonl_and_described(tmp_path, capsys):
     assert read_examples(tmp_path / "a.csv") == [("a cat", "the cat"), ("a dog", "the dog")]
     examples = read_examples(tmp_path / "b.jsonl", ["x", "y", "z"])
     assert examples == [("a", "b", "c"), ("d", "e", "f")]
-    said = capsys.readouterr().err
-    assert "2 rows, columns anchor, positive\n  example, line 2: 'a cat' | 'the cat'" in said
-    assert "left out 1: y is empty (line 3)" in said
-    assert "every row counts as a match, whatever its score" in said
+    output = capsys.readouterr().err
+    assert "2 rows, columns anchor, positive\n  example, line 2: 'a cat' | 'the cat'" in output
+    assert "left out 1: y is empty (line 3)" in output
+    assert "every row counts as a match, whatever its score" in output
 
 
 @pytest.mark.parametrize(

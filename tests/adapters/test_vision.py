@@ -364,9 +364,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, undisturbed, one_thread):
     process = start_recipe(tmp_path)
     wait_for(tmp_path / "checkpoint.pt", process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    _, output = process.communicate()
     assert process.returncode == 130
-    assert "run the same command again to resume" in said
+    assert "run the same command again to resume" in output
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
     assert 4 <= saved < 20
     assert not (tmp_path / "model").exists()
@@ -378,15 +378,15 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, undisturbed, one_thread):
 def test_two_processes_train_one_model(tmp_path):
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
     process = start_recipe(tmp_path, *launcher, twin=True, steps=4, batch_size=32)
-    out, said = process.communicate()
-    assert process.returncode == 0, said
+    out, output = process.communicate()
+    assert process.returncode == 0, output
     assert out.count("what each dimension means") == 1
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4]
-    found = json.loads((tmp_path / "metrics.json").read_text())
-    assert list(found) == ["ncl", "twin", "untrained"]
-    assert found["twin"]["test"]["probe_encoder"] != found["untrained"]["test"]["probe_encoder"]
-    assert found["twin"]["test"]["sparsity"] < 0.1 < found["ncl"]["test"]["sparsity"]
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert list(metrics) == ["ncl", "twin", "untrained"]
+    assert metrics["twin"]["test"]["probe_encoder"] != metrics["untrained"]["test"]["probe_encoder"]
+    assert metrics["twin"]["test"]["sparsity"] < 0.1 < metrics["ncl"]["test"]["sparsity"]
     assert (tmp_path / "atlas.html").exists()
 
 

@@ -218,13 +218,13 @@ def test_many_items_are_thinned_out_and_pictures_kept_within_the_limit(tmp_path,
     assert all(np.diff(about["ends"]) > 0)
     monkeypatch.setattr(atlas, "LARGEST", 60_000)
     page = write_atlas(tmp_path)
-    about, fewer = read(page)
-    assert 0 < len(fewer) < len(pictures)
+    about, shown_rows = read(page)
+    assert 0 < len(shown_rows) < len(pictures)
     shown = np.flatnonzero(np.diff(about["ends"]))
     first = about["spaces"][0]["topItems"].reshape(30, 12)[:28, 0]
     assert set(first) <= set(shown) or len(shown) < len(set(first))
     start, end = about["ends"][shown[0]], about["ends"][shown[0] + 1]
-    assert Image.open(io.BytesIO(base64.b64decode(fewer[start:end]))).format == "WEBP"
+    assert Image.open(io.BytesIO(base64.b64decode(shown_rows[start:end]))).format == "WEBP"
 
 
 def subgraph(**parts):

@@ -394,8 +394,8 @@ def test_with_ray_a_killed_worker_loses_nothing(model, tmp_path):
                 if "_RayWorker" in " ".join(child.cmdline()):
                     victims.append(child.pid)
             os.kill(victims[0], signal.SIGKILL)
-    said, errors = running.communicate()
+    output, errors = running.communicate()
     assert len(victims) == 2, errors[-2000:]
-    counts = json.loads(said.splitlines()[-1])
+    counts = json.loads(output.splitlines()[-1])
     assert counts == {"rows": 1000, "rejects": 0, "shards": 50, "new": 50}
     assert content(out) == content(tmp_path / "local")

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array, random_array
 pytest.importorskip("numba")
 
 from ncl_multi.codes import engines as export
-from ncl_multi.codes.explain import unit_rows
+from ncl_multi.codes.explain import unit_csr
 from ncl_multi.codes.search import SparseIndex
 
 DIMS = 128
@@ -50,12 +50,12 @@ def test_qdrant_gives_the_same_ten(items, queries, expected):
     payloads = [{"number": n} for n in range(400)]
     client.upload_points("items", export.qdrant_points(*items, payloads))
     for query, ids, scores in zip(queries, *expected, strict=True):
-        found = client.query_points(
+        results = client.query_points(
             "items", query=export.qdrant_vector(query), using=export.FIELD, limit=10
         ).points
-        assert [point.id for point in found] == ids.tolist()
-        assert [point.score for point in found] == pytest.approx(scores.tolist(), abs=1e-5)
-        assert found[0].payload == {"number": ids[0] // 3}
+        assert [point.id for point in results] == ids.tolist()
+        assert [point.score for point in results] == pytest.approx(scores.tolist(), abs=1e-5)
+        assert results[0].payload == {"number": ids[0] // 3}
     client.close()
 
 
@@ -73,8 +73,8 @@ def test_milvus_gives_the_same_ten(items, queries, expected, tmp_path):
     client.insert("items", list(export.milvus_rows(*items)))
     client.load_collection("items")
     vectors = [export.milvus_vector(query) for query in queries]
-    found = client.search("items", vectors, anns_field=export.FIELD, limit=10)
-    for hits, ids, scores in zip(found, *expected, strict=True):
+    results = client.search("items", vectors, anns_field=export.FIELD, limit=10)
+    for hits, ids, scores in zip(results, *expected, strict=True):
         assert [hit["id"] for hit in hits] == ids.tolist()
         assert [hit["distance"] for hit in hits] == pytest.approx(scores.tolist(), abs=1e-5)
     client.close()
@@ -128,9 +128,9 @@ def test_nine_bits_of_a_value_are_kept():
 
 
 def test_kept_bits_change_places_of_near_ties_only(items, queries, expected):
-    z = unit_rows(items[1])
-    kept = csr_array((export.kept_precision(z.data), z.indices, z.indptr), shape=z.shape)
-    exact, coarse = ((unit_rows(queries) @ part.T).toarray() for part in (z, kept))
+    z = unit_csr(items[1])
+    stored = csr_array((export.kept_precision(z.data), z.indices, z.indptr), shape=z.shape)
+    exact, coarse = ((unit_csr(queries) @ part.T).toarray() for part in (z, stored))
     for row, ids in enumerate(expected[0]):
         ten = coarse[row].argsort()[::-1][:10]
         worst = exact[row, ids // 3].min()
@@ -191,13 +191,13 @@ def test_pgvector_gives_the_same_ten(postgres, items, queries, expected, tmp_pat
         search = f"FROM {table} ORDER BY code <#> '{literal}' LIMIT 10"
         sql.append(f"SELECT 'hit', id, -(code <#> '{literal}') {search};")
     sql.append(f"EXPLAIN SELECT id {search};")
-    said = postgres("\n".join(sql))
-    hits = [line.split("|") for line in said.splitlines() if line.startswith(" hit")]
-    found = np.array([[float(cell) for cell in hit[1:]] for hit in hits]).reshape(-1, 10, 2)
-    for hit, ids, scores in zip(found, *expected, strict=True):
+    printed = postgres("\n".join(sql))
+    hits = [line.split("|") for line in printed.splitlines() if line.startswith(" hit")]
+    results = np.array([[float(cell) for cell in hit[1:]] for hit in hits]).reshape(-1, 10, 2)
+    for hit, ids, scores in zip(results, *expected, strict=True):
         assert hit[:, 0].tolist() == ids.tolist()
         assert hit[:, 1].tolist() == pytest.approx(scores.tolist(), abs=1e-5)
-    assert ("Index Scan" in said) == indexed
+    assert ("Index Scan" in printed) == indexed
 
 
 def test_pgvector_has_the_limits_that_are_checked(postgres, tmp_path):

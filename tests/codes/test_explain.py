@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.sparse import csr_array
 
-from ncl_multi.codes.explain import explain, steer, unit_rows, why
+from ncl_multi.codes.explain import explain, steer, unit_csr, why
 
 ENTRIES = st.one_of(st.just(0.0), st.floats(2**-40, 1e6, width=32))
 
@@ -96,7 +96,7 @@ def test_steering_removes_one_concept_and_adds_another():
 
 def test_steering_nothing_gives_the_unit_code():
     z = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
-    assert steer(z).toarray() == pytest.approx(unit_rows(z).toarray())
+    assert steer(z).toarray() == pytest.approx(unit_csr(z).toarray())
 
 
 def test_bad_steering_is_refused():

@@ -32,23 +32,23 @@ def test_what_is_saved_is_loaded(tmp_path, share, dtype):
     z = codes(share=share, dtype=dtype)
     items = ["", "schön", "日本語\n", *map(str, range(17))]
     thumbnails = [bytes([i]) * i for i in range(20)]
-    kept = Features(z, torch.arange(20) % 2, items, ABOUT, thumbnails)
-    found = Features.load(kept.save(tmp_path / "deep" / "er" / "test.safetensors"))
-    assert torch.equal(found.dense().double(), z.double())
-    assert np.array_equal(found.sparse().toarray(), z.double().numpy())
-    assert torch.equal(found.y, kept.y)
-    assert (found.items, found.about, found.thumbnails) == (items, ABOUT, thumbnails)
-    assert (len(found), found.dims) == (20, 16)
+    saved = Features(z, torch.arange(20) % 2, items, ABOUT, thumbnails)
+    loaded = Features.load(saved.save(tmp_path / "deep" / "er" / "test.safetensors"))
+    assert torch.equal(loaded.dense().double(), z.double())
+    assert np.array_equal(loaded.sparse().toarray(), z.double().numpy())
+    assert torch.equal(loaded.y, saved.y)
+    assert (loaded.items, loaded.about, loaded.thumbnails) == (items, ABOUT, thumbnails)
+    assert (len(loaded), loaded.dims) == (20, 16)
 
 
 def test_sparse_codes_come_back_as_they_were(tmp_path):
     z = csr_array(codes(dtype=torch.float64).numpy())
-    found = Features.load(Features(z).save(tmp_path / "z.safetensors"))
-    assert (found.z != z).nnz == 0
-    assert found.z.dtype == np.float64
+    loaded = Features.load(Features(z).save(tmp_path / "z.safetensors"))
+    assert (loaded.z != z).nnz == 0
+    assert loaded.z.dtype == np.float64
     counts = csr_array([[0, 2], [1, 0]])
     assert (Features.load(Features(counts).save(tmp_path / "c")).z != counts).nnz == 0
-    assert found.y is found.items is found.thumbnails is None
+    assert loaded.y is loaded.items is loaded.thumbnails is None
 
 
 def test_unit_rows_leave_zeros_out():
@@ -65,9 +65,9 @@ def test_many_codes_take_little_room_and_stay_on_disk(tmp_path):
     z = csr_array((np.ones(n * k, np.float32), columns.ravel(), np.arange(0, n * k + 1, k)), (n, d))
     path = Features(z).save(tmp_path / "many.safetensors")
     assert path.stat().st_size < 300 * n
-    found = Features.load(path)
-    assert found.z.data.base is not None
-    assert found.z.indices.base is not None
+    loaded = Features.load(path)
+    assert loaded.z.data.base is not None
+    assert loaded.z.indices.base is not None
     assert str(path) in Path("/proc/self/maps").read_text()
 
 
@@ -114,10 +114,10 @@ def test_a_damaged_file_is_refused_or_read_never_anything_else(tmp_path_factory,
     damaged = folder / "damaged.safetensors"
     damaged.write_bytes(content)
     try:
-        found = Features.load(damaged)
+        loaded = Features.load(damaged)
     except ValueError:
         return
-    assert len(found) == found.z.shape[0]
+    assert len(loaded) == loaded.z.shape[0]
 
 
 PARTS = ["data", "indices", "indptr", "shape", "y", "items", "items.ends"]
@@ -151,11 +151,11 @@ def test_a_file_with_wrong_parts_is_refused_or_read(
     path = tmp_path_factory.getbasetemp() / "wrong.safetensors"
     save_file(tensors, path, {"format": FORMAT, "about": about})
     try:
-        found = Features.load(path)
+        loaded = Features.load(path)
     except ValueError:
         return
-    assert isinstance(found.about, dict)
-    assert found.dense().shape == (len(found), found.dims)
+    assert isinstance(loaded.about, dict)
+    assert loaded.dense().shape == (len(loaded), loaded.dims)
 
 
 def file_of(path, **changes):
@@ -171,8 +171,8 @@ def file_of(path, **changes):
         "items.ends": torch.arange(1, 6),
     }
     tensors |= {name.replace("_", "."): part for name, part in changes.items()}
-    kept = {name: part for name, part in tensors.items() if part is not None}
-    save_file(kept, path, {"format": FORMAT, "about": "{}"})
+    saved = {name: part for name, part in tensors.items() if part is not None}
+    save_file(saved, path, {"format": FORMAT, "about": "{}"})
     return path
 
 
@@ -268,8 +268,10 @@ def test_a_short_line_says_what_features_are():
     items = [f"a long text number {row}" for row in range(1000)]
     about = {"data": "mine.csv", "split": "train", "output": "head"}
     features = Features(torch.eye(1000), torch.arange(1000), items, about)
-    said = "1000 x 1000 torch.float32, y, items, data='mine.csv', split='train', output='head'"
-    assert repr(features) == f"Features({said})"
+    description = (
+        "1000 x 1000 torch.float32, y, items, data='mine.csv', split='train', output='head'"
+    )
+    assert repr(features) == f"Features({description})"
 
 
 def test_splits_are_joined_marked_and_taken_together(tmp_path):
@@ -281,9 +283,9 @@ def test_splits_are_joined_marked_and_taken_together(tmp_path):
     assert both.items == list("abcdef")
     assert both.y.tolist() == [0, 1, 2, 3, 0, 1]
     assert both.split_of() == ["train"] * 4 + ["test"] * 2
-    fewer = both.take([0, 3, 5])
-    assert (fewer.items, fewer.split_of()) == (list("adf"), ["train", "train", "test"])
-    assert fewer.y.tolist() == [0, 3, 1]
+    subset = both.take([0, 3, 5])
+    assert (subset.items, subset.split_of()) == (list("adf"), ["train", "train", "test"])
+    assert subset.y.tolist() == [0, 3, 1]
     for splits in ({"train": 7}, {"train": -1, "test": 7}, {"train": "6"}, [6], {"train": True}):
         with pytest.raises(ValueError, match="splits must"):
             Features(both.z, about={"splits": splits}).split_of()

@@ -50,14 +50,14 @@ def test_search_is_brute_force(n, dims, k, seed, block):
         ids, scores = index_of(z).search(queries, k)
     truth = cosines(queries, z)
     for row in range(5):
-        found = ids[row] >= 0
-        assert found.sum() == min(k, (truth[row] > 0).sum())
-        assert len(set(ids[row][found])) == found.sum()
-        best = np.sort(truth[row])[::-1][:k][: found.sum()]
-        assert scores[row][found] == pytest.approx(best, abs=1e-6)
-        assert truth[row][ids[row][found]] == pytest.approx(best, abs=1e-6)
-        assert (ids[row][~found] == -1).all()
-        assert (scores[row][~found] == 0).all()
+        hit = ids[row] >= 0
+        assert hit.sum() == min(k, (truth[row] > 0).sum())
+        assert len(set(ids[row][hit])) == hit.sum()
+        best = np.sort(truth[row])[::-1][:k][: hit.sum()]
+        assert scores[row][hit] == pytest.approx(best, abs=1e-6)
+        assert truth[row][ids[row][hit]] == pytest.approx(best, abs=1e-6)
+        assert (ids[row][~hit] == -1).all()
+        assert (scores[row][~hit] == 0).all()
 
 
 def test_one_thread_and_many_give_the_same():
@@ -373,8 +373,8 @@ def test_an_index_with_any_wrong_part_is_refused_or_searches_as_its_codes_say(
     query = np.ones(64) / 8
     ids, scores = index.search(query, k=50, threads=1)
     totals = dict(zip(index.ids.tolist(), (z @ query).tolist(), strict=True))
-    for found, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
-        assert found == -1 or score == pytest.approx(totals[found], rel=1e-4)
+    for hit, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
+        assert hit == -1 or score == pytest.approx(totals[hit], rel=1e-4)
 
 
 def test_two_hundred_thousand_codes_fit_in_60_megabytes():

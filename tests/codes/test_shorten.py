@@ -38,11 +38,13 @@ def test_a_shorter_head_gives_the_most_active_columns(options):
     x = torch.randn(50, 8)
     with torch.no_grad():
         z = head(x)
-    kept = F.normalize(z, dim=1).mean(dim=0).topk(10).indices.sort().values
+    expected_dims = F.normalize(z, dim=1).mean(dim=0).topk(10).indices.sort().values
     shorter = shorten(head, 10, z, by="activation")
-    assert torch.equal(worth_keeping(z, 10, by="activation"), kept)
-    torch.testing.assert_close(shorter(x).detach(), z[:, kept])
-    torch.testing.assert_close(shorter.fold()(x).detach(), z[:, kept], atol=1e-5, rtol=1e-5)
+    assert torch.equal(worth_keeping(z, 10, by="activation"), expected_dims)
+    torch.testing.assert_close(shorter(x).detach(), z[:, expected_dims])
+    torch.testing.assert_close(
+        shorter.fold()(x).detach(), z[:, expected_dims], atol=1e-5, rtol=1e-5
+    )
     assert not shorter.training
     assert shorter.density == head.density
     assert torch.equal(head(x), z)
@@ -125,8 +127,8 @@ def test_bad_input_is_refused(unchecked):
         shorten(two, 10, torch.rand(5, 40))
 
 
-def columns(z, kept):
-    return F.normalize(torch.as_tensor(z[:, kept.numpy()]), dim=1)
+def columns(z, expected_dims):
+    return F.normalize(torch.as_tensor(z[:, expected_dims.numpy()]), dim=1)
 
 
 def test_a_wrapped_encoder_saves_loads_and_exports_shorter(tmp_path):

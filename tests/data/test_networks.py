@@ -41,9 +41,9 @@ def test_named_nodes_keep_their_names_and_comments_are_no_edges(tmp_path, capsys
     data = read_graph(listed(tmp_path, lines))
     assert data.text == [f"p{node}" for node in range(12)]
     assert edges_of(data) == sorted(RING)
-    said = capsys.readouterr().err
-    assert "12 edges, 12 nodes; first edge ['p0', 'p1'] (weights are not used)" in said
-    assert "have no features: those of their degree" in said
+    output = capsys.readouterr().err
+    assert "12 edges, 12 nodes; first edge ['p0', 'p1'] (weights are not used)" in output
+    assert "have no features: those of their degree" in output
 
 
 def test_ends_are_found_by_name_among_other_columns(tmp_path):
@@ -137,9 +137,9 @@ def test_networkx_graphs_are_read_with_features_labels_and_names(capsys):
     assert data.text == ["b", "a", "c"]
     assert data.x.tolist() == [[1, 1.5], [0, 1.5], [2, 1.5]]
     assert data.y.tolist() == [1, 0, 0]
-    said = capsys.readouterr().err
-    assert "not used of the nodes: age" in said
-    assert "labels even, odd are numbered from 0" in said
+    output = capsys.readouterr().err
+    assert "not used of the nodes: age" in output
+    assert "labels even, odd are numbered from 0" in output
     del graph.nodes["a"]["x"]
     with pytest.raises(ValueError, match="1 nodes have no x but others do, first 'a'"):
         as_data(graph)

@@ -374,8 +374,8 @@ def test_dimensions_are_drawn_with_their_strongest_pictures_for_both_models(run,
     for folder, z in codes.items():
         Features(z, images.y, **shown).save(tmp_path / folder / "features/test_head.safetensors")
     (row,) = run("dimensions", tmp_path, "--out", tmp_path / "dimensions.png")
-    said = [words.split(" of ") for words in row["Non-negative"]]
-    assert all(words[0] == words[1].split()[0] for words in said)
+    shares = [words.split(" of ") for words in row["Non-negative"]]
+    assert all(words[0] == words[1].split()[0] for words in shares)
     counts = [int(words.split(" of ")[0]) for words in row["Signed twin"]]
     assert counts == sorted(counts, reverse=True)
     assert len(counts) == 10

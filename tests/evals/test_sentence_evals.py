@@ -60,8 +60,8 @@ def test_stock_mteb_judges_the_stock_export(tmp_path, monkeypatch, capsys):
     model.head(torch.randn(50, 32) + 1)
     export_sentence_transformers(model.eval(), tmp_path / "sentence_transformers")
     tasks = script("mteb_tasks")
-    found = Retrieval(SENTENCES, SENTENCES[:3], [[0], [1], [2]])
-    made = {"own": tasks["retrieval_task"]("own", found)}
+    judged = Retrieval(SENTENCES, SENTENCES[:3], [[0], [1], [2]])
+    made = {"own": tasks["retrieval_task"]("own", judged)}
     made["pairs"] = tasks["sts_task"]("pairs", SENTENCES, SENTENCES[::-1], [1.0, 2, 3, 4, 5, 0])
     monkeypatch.setitem(tasks["main"].__globals__, "task", made.get)
     tasks["main"](tasks["Config"](tmp_path, ("own", "pairs"), active=8))

@@ -297,14 +297,14 @@ def test_losses_stay_on_their_device(unchecked):
     with FakeTensorMode(), torch.device("cuda"):
         za, zb = torch.empty(300, 8), torch.empty(300, 8)
         y = torch.empty(300, dtype=torch.long)
-        found = [
+        measured = [
             info_nce(za[:9], zb[:9], groups=y[:9]),
             info_nce(za, zb, within_view=True, temperature=torch.empty(()), tile=128),
             InfoNCE(learnable=True)(za.half(), zb.half()),
             spectral(za, zb),
             NonNegCrossEntropy(8, 4, nonneg_weight=True)(za, y),
         ]
-        assert {x.device.type for x in found} == {"cuda"}
+        assert {x.device.type for x in measured} == {"cuda"}
 
 
 BAD_VIEWS = {
@@ -395,15 +395,15 @@ def test_imitation_is_its_formula_for_sides_of_any_length():
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("most", [7, 5])
 def test_imitation_and_contrast_are_both_losses(grouped, most):
-    pupil, teacher = views(), views(d=3, seed=4)
+    student, teacher = views(), views(d=3, seed=4)
     groups = torch.tensor([0, 1, 0, 2, 3, 2, 4]) if grouped else None
     temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    together = imitation_and_contrast(pupil, teacher, temperature, groups=groups, most=most)
+    together = imitation_and_contrast(student, teacher, temperature, groups=groups, most=most)
     apart = (
-        imitation(pupil, teacher, temperature, most=most),
-        info_nce(*pupil, temperature=temperature, groups=groups),
+        imitation(student, teacher, temperature, most=most),
+        info_nce(*student, temperature=temperature, groups=groups),
     )
-    leaves = (*pupil, temperature)
+    leaves = (*student, temperature)
     for one, other in zip(together, apart, strict=True):
         assert one.item() == pytest.approx(other.item(), rel=1e-12)
         for got, wanted in zip(
@@ -413,20 +413,20 @@ def test_imitation_and_contrast_are_both_losses(grouped, most):
         ):
             torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="groups must have one entry per row"):
-        imitation_and_contrast(pupil, teacher, temperature, groups=torch.arange(3))
+        imitation_and_contrast(student, teacher, temperature, groups=torch.arange(3))
 
 
-def test_imitation_moves_the_pupil_alone_and_ends_where_both_are_alike():
-    pupil, teacher = (
+def test_imitation_moves_only_the_student_and_ends_where_both_are_alike():
+    student, teacher = (
         tuple(torch.rand(9, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
         for _ in range(2)
     )
-    far = imitation(pupil, teacher, torch.tensor(0.1))
+    far = imitation(student, teacher, torch.tensor(0.1))
     far.backward()
     assert far > 0
-    assert all(z.grad is not None and z.grad.abs().sum() > 0 for z in pupil)
+    assert all(z.grad is not None and z.grad.abs().sum() > 0 for z in student)
     assert all(z.grad is None for z in teacher)
     assert imitation(teacher, teacher, torch.tensor(0.1)).abs() < 1e-12
-    first = [tuple(z[:5] for z in views) for views in (pupil, teacher)]
-    most = imitation(pupil, teacher, torch.tensor(0.1), most=5)
+    first = [tuple(z[:5] for z in views) for views in (student, teacher)]
+    most = imitation(student, teacher, torch.tensor(0.1), most=5)
     assert torch.allclose(most, imitation(*first, torch.tensor(0.1)))

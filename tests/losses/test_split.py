@@ -70,19 +70,19 @@ def cases():
 
         return loss
 
-    found = {name: contrast(*how) for name, *how in options()}
+    results = {name: contrast(*how) for name, *how in options()}
     for exchange in ("gather", "ring"):
-        found[f"module {exchange}"] = lambda za, zb, t, e=exchange: (
+        results[f"module {exchange}"] = lambda za, zb, t, e=exchange: (
             InfoNCE(within_view=True, distributed=True, exchange=e)(za, zb) + t
         )
-    found["spectral"] = lambda za, zb, t: spectral(za, zb, distributed=True) * t
-    found["spectral module"] = lambda za, zb, t: Spectral(distributed=True)(za, zb) * t
+    results["spectral"] = lambda za, zb, t: spectral(za, zb, distributed=True) * t
+    results["spectral module"] = lambda za, zb, t: Spectral(distributed=True)(za, zb) * t
     for most in (2048, 10):
-        found[f"imitation {most=}"] = lambda za, zb, t, m=most: imitation(
+        results[f"imitation {most=}"] = lambda za, zb, t, m=most: imitation(
             (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m, distributed=True
         )
         for grouped in (False, True):
-            found[f"imitation and contrast {most=} {grouped=}"] = (
+            results[f"imitation and contrast {most=} {grouped=}"] = (
                 lambda za, zb, t, m=most, g=grouped: sum(
                     imitation_and_contrast(
                         (za, zb), (za[:, :4].square(), zb[:, 3:]), t, most=m,
@@ -90,27 +90,27 @@ def cases():
                     )
                 )
             )  # fmt: skip
-    found["correlation"] = lambda za, zb, t: (
+    results["correlation"] = lambda za, zb, t: (
         t * correlation_loss(za, zb, own(torch.linspace(0, 1, 23)).double(), distributed=True)
     )
     # Only what was rebuilt has a gradient, so each view is rebuilt from the other.
-    found["reconstruction"] = lambda za, zb, t: (
+    results["reconstruction"] = lambda za, zb, t: (
         t
         * (
             reconstruction_loss(za, zb, distributed=True)
             + reconstruction_loss(zb, za, distributed=True)
         )
     )
-    found["normalized rows"] = lambda za, zb, t: spectral(
+    results["normalized rows"] = lambda za, zb, t: spectral(
         normalize_rows(za, distributed=True) * t,
         normalize_rows(zb, distributed=True),
         distributed=True,
     )
     # The loss as a part of what is trained, weighted differently by each process.
-    found["weighted"] = lambda za, zb, t: (
+    results["weighted"] = lambda za, zb, t: (
         info_nce(za, zb, temperature=t, distributed=True) * (2 * (rank() + 1) / (world_size() + 1))
     )
-    return found
+    return results
 
 
 def mixed(za, zb, t):
@@ -218,7 +218,7 @@ def bad_input():
     yield (
         "teacher",
         lambda: imitation((za, zb), (za[: 3 if last else 4], zb), 0.1, distributed=True),
-        "pupil and teacher",
+        "student and teacher",
     )
 
 
@@ -231,10 +231,10 @@ def message(call):
 
 
 def worker(folder):
-    found = {name: learnt(loss) for name, loss in cases().items()}
-    found["mixed"] = learnt(mixed)
+    results = {name: learnt(loss) for name, loss in cases().items()}
+    results["mixed"] = learnt(mixed)
     errors = {name: (message(call), words) for name, call, words in bad_input()}
-    torch.save((found, errors), f"{folder}/{rank()}.pt")
+    torch.save((results, errors), f"{folder}/{rank()}.pt")
 
 
 def dies(environment, exchange):
@@ -256,21 +256,21 @@ def processes(request, tmp_path_factory):
 def test_value_and_gradient_are_those_of_one_process(processes):
     for name, loss in cases().items():
         alone = learnt(loss)
-        for number, (found, _) in enumerate(processes):
-            assert found[name].keys() == alone.keys()
+        for number, (results, _) in enumerate(processes):
+            assert results[name].keys() == alone.keys()
             for what, expected in alone.items():
                 if (name, what) == ("weighted", "value"):
                     expected = expected * (2 * (number + 1) / (len(processes) + 1))
                 torch.testing.assert_close(
-                    found[name][what], expected, rtol=1e-12, atol=1e-12, msg=f"{name}: {what}"
+                    results[name][what], expected, rtol=1e-12, atol=1e-12, msg=f"{name}: {what}"
                 )
 
 
 def test_views_of_unequal_precision_meet_in_the_wider_one(processes):
     alone = learnt(mixed)
     assert alone["value"].dtype == torch.float64
-    for found, _ in processes:
-        torch.testing.assert_close(found["mixed"], alone, rtol=1e-6, atol=1e-7)
+    for results, _ in processes:
+        torch.testing.assert_close(results["mixed"], alone, rtol=1e-6, atol=1e-7)
 
 
 def test_bad_input_on_one_process_is_the_same_error_on_all(processes):

@@ -268,11 +268,11 @@ def rank_by_hand(order, gains, k):
 
 def expected_over_orders(scores, gains, k):
     """The mean of every figure over all orders of the items that respect the scores."""
-    found = []
+    figures = []
     for order in permutations(range(len(scores))):
         if all(scores[a] >= scores[b] for a, b in pairwise(order)):
-            found.append(rank_by_hand(order, gains, k))
-    return {name: sum(row[name] for row in found) / len(found) for name in found[0]}
+            figures.append(rank_by_hand(order, gains, k))
+    return {name: sum(row[name] for row in figures) / len(figures) for name in figures[0]}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
@@ -340,9 +340,9 @@ def test_a_query_of_zeros_scores_chance():
 
 
 def test_queries_without_a_right_item_are_left_out():
-    found = metrics.retrieval(torch.eye(2), torch.eye(2), (torch.tensor([0, 9]), torch.arange(2)))
-    assert found["queries"] == 1
-    assert found["hit@1"] == 1
+    figures = metrics.retrieval(torch.eye(2), torch.eye(2), (torch.tensor([0, 9]), torch.arange(2)))
+    assert figures["queries"] == 1
+    assert figures["hit@1"] == 1
     with pytest.raises(ValueError, match="no query has a right item"):
         metrics.retrieval(torch.eye(2), torch.eye(2), (torch.tensor([8, 9]), torch.arange(2)))
 

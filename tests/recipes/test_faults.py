@@ -113,7 +113,7 @@ class Home:
         timer.cancel()
         return codes
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()[-3000:]
 
 
@@ -126,9 +126,9 @@ def _kill(child: int, with_signal: int) -> None:
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     lay_out(folder)
-    yield (found := Home(folder)), folder
-    found.process.kill()
-    found.process.communicate()
+    yield (resumed := Home(folder)), folder
+    resumed.process.kill()
+    resumed.process.communicate()
 
 
 def results(out: Path) -> dict[str, object]:
@@ -148,7 +148,7 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
     flags = ("--steps", "4" if recipe == "supervised_ncl" else "12", "--batch-size", "32")
     began = time.perf_counter()
     whole = command(recipe, here, tmp_path / "whole", *flags)
-    assert start.run(whole) == [0], start.said()
+    assert start.run(whole) == [0], start.output()
     took = time.perf_counter() - began
     wanted = results(tmp_path / "whole")
     assert len(wanted) > 2
@@ -166,13 +166,13 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
             took = min(took, time.perf_counter() - began)
             continue
         # SIGTERM in the training loop saves and ends in order; elsewhere it ends at once.
-        assert code in (-9, -15, 143), start.said()
+        assert code in (-9, -15, 143), start.output()
         kills += 1
-    assert start.run(again) == [0], start.said()
-    found = results(tmp_path / "again")
-    assert found.keys() == wanted.keys()
+    assert start.run(again) == [0], start.output()
+    resumed = results(tmp_path / "again")
+    assert resumed.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert found[name] == value, name
+        assert resumed[name] == value, name
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -183,9 +183,9 @@ def test_two_processes_do_what_one_does(recipe, home, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert start.run(
         command(recipe, here, one, *short, "--batch-size", "32"), prepare="in_doubles"
-    ) == [0], start.said()
+    ) == [0], start.output()
     halves = command(recipe, here, two, *short, "--batch-size", "16")
-    assert start.run(halves, processes=2, prepare="in_doubles") == [0, 0], start.said()
+    assert start.run(halves, processes=2, prepare="in_doubles") == [0, 0], start.output()
     logs = sorted(path.relative_to(one) for path in one.rglob("train.jsonl"))
     assert logs
     for log in logs:
@@ -211,7 +211,7 @@ def test_a_process_that_dies_ends_the_others_within_a_minute(home, tmp_path):
     assert codes[0] not in (0, -9)
     assert time.perf_counter() - began < 68
     assert (tmp_path / "checkpoint.pt").exists()
-    assert "Error" in start.said()
+    assert "Error" in start.output()
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -220,7 +220,7 @@ def test_memory_does_not_grow_over_two_hundred_steps(recipe, home, tmp_path):
     # The supervised recipe trains nine models one after another.
     steps = "25" if recipe == "supervised_ncl" else "200"
     long = command(recipe, here, tmp_path, "--steps", steps, "--batch-size", "32")
-    assert start.run(long, prepare="watching_memory") == [0], start.said()
+    assert start.run(long, prepare="watching_memory") == [0], start.output()
     watched = sorted(tmp_path.rglob("memory.txt"), key=lambda path: path.stat().st_mtime)
     megabytes = [float(line) for path in watched for line in path.read_text().splitlines()]
     assert len(megabytes) >= 200
@@ -235,5 +235,5 @@ def test_two_recipes_share_a_cache(home, tmp_path):
         command("clip_ncl", here, tmp_path / name, *flags, "--cache", str(tmp_path / "cache"))
         for name in ("one", "two")
     ]
-    assert start.run(*both) == [0, 0], start.said()
+    assert start.run(*both) == [0, 0], start.output()
     assert results(tmp_path / "one") == results(tmp_path / "two")

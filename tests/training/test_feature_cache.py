@@ -20,8 +20,8 @@ def counting(calls, fails_at=None):
             raise KeyboardInterrupt
         calls.append(list(rows))
         done(len(rows))
-        kept = [row for row in rows if row != 5]
-        return torch.tensor([[float(row), 1.0] for row in kept]), kept
+        rows_kept = [row for row in rows if row != 5]
+        return torch.tensor([[float(row), 1.0] for row in rows_kept]), rows_kept
 
     return compute
 
@@ -34,9 +34,9 @@ def test_a_stopped_run_resumes_with_the_next_shard_and_a_finished_one_reads(
         cached_shards(tmp_path, "rows", 10, ABOUT, counting(calls, fails_at=8))
     assert calls == [[0, 1, 2, 3], [4, 5, 6, 7]]
     for _ in range(2):
-        h, kept = cached_shards(tmp_path, "rows", 10, ABOUT, counting(calls))
-        assert kept == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-        assert h[:, 0].tolist() == kept
+        h, rows_kept = cached_shards(tmp_path, "rows", 10, ABOUT, counting(calls))
+        assert rows_kept == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+        assert h[:, 0].tolist() == rows_kept
     assert calls[2:] == [[8, 9]]
 
 

@@ -111,9 +111,9 @@ def test_a_run_that_was_stopped_ends_bit_for_bit_as_if_it_had_not(tmp_path, whol
     process = start(out, PAUSE="0.15")
     wait_for(out / "checkpoint.pt", process)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
+    output = process.communicate(timeout=60)[1]
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert ("run the same command again to resume" in said) == (number != signal.SIGKILL)
+    assert ("run the same command again to resume" in output) == (number != signal.SIGKILL)
     assert not (out / "final.pt").exists()
     ended = run(out, steps=30, checkpoint_every=7, log_every=5).state_dict()
     assert same(ended, whole[0])
@@ -128,10 +128,10 @@ def test_a_run_that_was_stopped_ends_bit_for_bit_as_if_it_had_not(tmp_path, whol
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, whole):
     process = start(tmp_path, FULL_DISK_AFTER="1")
-    said = process.communicate(timeout=120)[1]
+    output = process.communicate(timeout=120)[1]
     assert process.returncode != 0
-    assert "could not save step 14" in said
-    assert "The last good checkpoint is" in said
+    assert "could not save step 14" in output
+    assert "The last good checkpoint is" in output
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 7
     assert not list(tmp_path.glob("*.part"))
     assert not list(tmp_path.glob(".*.part"))
@@ -183,8 +183,8 @@ def test_a_run_in_memory_writes_nothing_and_leaves_the_random_state_alone(tmp_pa
 
 def test_two_runs_on_different_data_give_the_same_two_models_in_both_orders():
     data = [loader(), loader(48)]
-    forth = [run(None, data=own).state_dict() for own in data]
-    back = [run(None, data=own).state_dict() for own in reversed(data)]
+    forth = [run(None, data=expected_rows).state_dict() for expected_rows in data]
+    back = [run(None, data=expected_rows).state_dict() for expected_rows in reversed(data)]
     assert not same(*forth)
     assert same(forth[0], back[1])
     assert same(forth[1], back[0])
@@ -361,8 +361,8 @@ def test_a_loader_with_a_sampler_of_its_own_is_left_alone():
     weights = WeightedRandomSampler([1.0] + [0.0] * 63, 64)
     batches = Batches(DataLoader(TensorDataset(rows()), 8, sampler=weights), 0, 0, 1)
     assert all(torch.equal(b[0], rows()[:1].expand(8, -1)) for b in batches.after(0, 8))
-    own = [[0, 1], [2, 3]]
-    batches = Batches(DataLoader(TensorDataset(rows()), batch_sampler=own), 0, 0, 1)
+    expected_rows = [[0, 1], [2, 3]]
+    batches = Batches(DataLoader(TensorDataset(rows()), batch_sampler=expected_rows), 0, 0, 1)
     assert len(list(batches.after(0, 5))) == 5
 
     class Other(DataLoader):

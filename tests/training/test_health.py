@@ -23,8 +23,8 @@ def test_counts_are_those_one_can_see():
     z[:2, 0] = z[0, 3] = z[3, 9] = 2.0
     z[3, 1] = 1e-6
     with pytest.warns(HealthWarning, match="25% of rows have no active dimension"):
-        found = fed(0.5, z, steps=3).report()
-    assert found == pytest.approx({"loss": 0.5, "active": 1.0, "alive": 0.3, "empty_rows": 0.25})
+        figures = fed(0.5, z, steps=3).report()
+    assert figures == pytest.approx({"loss": 0.5, "active": 1.0, "alive": 0.3, "empty_rows": 0.25})
 
 
 def test_size_of_the_codes_does_not_matter():

@@ -13,7 +13,7 @@ from ncl_multi.losses import InfoNCE, imitation_and_contrast, info_nce, normaliz
 
 Scalar = Float[Tensor, ""]
 _SQUARED_LENGTH = 16.0
-"""Of rows in the spectral part of the loss. Values from 5 to 40 give about the same results."""
+"""Squared length of rows in the spectral loss. Values from 5 to 40 give about the same results."""
 
 
 class ClipHeads(nn.Module):

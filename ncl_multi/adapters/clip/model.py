@@ -53,10 +53,10 @@ class NonNegClip(
     Args:
         towers: A name, see `load_towers`, or `Towers` of your own.
         dims: Number of non-negative dimensions.
-        seed: Of the weights the heads start with.
-        options: Of `ClipHeads`. Unless they are given, k is 16, the spectral loss weighs 10, half
-            of the features are dropped in training, and the temperature starts at .05, not below
-            .03.
+        seed: Seed of the initial weights.
+        options: Options of `ClipHeads`. Unless they are given, k is 16, the spectral loss weighs
+            10, half of the features are dropped in training, and the temperature starts at .05, not
+            below .03.
     """
 
     kind = "clip"

@@ -76,8 +76,8 @@ class Pairs:
         shape = (len(self), len(self.captions))
         return csr_array(coo_array(([1.0] * len(rows), (rows, columns)), shape=shape))
 
-    def said(self) -> list[str]:
-        """All captions of each image."""
+    def joined_captions(self) -> list[str]:
+        """The captions of each image, as one text."""
         by_image: list[list[str]] = [[] for _ in range(len(self))]
         for image, caption in self.links.tolist():
             by_image[image].append(self.captions[caption])

@@ -152,7 +152,7 @@ def judge(
     row["dims_of_both_sides"] = float(((lives > 0.1) & (lives < 0.9)).mean())
     if pairs.y is not None and pairs.classes is not None:
         row["zero_shot_percent"] = zero_shot_accuracy(z_image, pairs.y, pairs.classes, encode_text)
-    images = Features(z_image, pairs.y, pairs.said(), {"classes": pairs.classes})
+    images = Features(z_image, pairs.y, pairs.joined_captions(), {"classes": pairs.classes})
     return row | readable_features(images, names=names).figures, (z_image, z_text)
 
 
@@ -162,7 +162,7 @@ def names_by_captions(z_image: csr_array, z_text: csr_array, pairs: Pairs) -> li
     A dimension whose strongest captions have nothing in common is named by its images' captions.
     """
     about = {"classes": pairs.classes}
-    images = Features(z_image, pairs.y, pairs.said(), about | {"side": "image"})
+    images = Features(z_image, pairs.y, pairs.joined_captions(), about | {"side": "image"})
     image, caption = pairs.links.T
     y = None
     if pairs.y is not None:
@@ -301,7 +301,7 @@ def _to_features(
     """Features of each side, with texts and thumbnails; at most `most` rows."""
     about = {**about, "data": pairs.name, "split": pairs.split, "output": "head"}
     about |= {"normalised": True, "classes": pairs.classes}
-    rows, captions = spread(len(pairs), most or len(pairs)), pairs.said()
+    rows, captions = spread(len(pairs), most or len(pairs)), pairs.joined_captions()
     image = Features(
         z_image[rows],
         y=None if pairs.y is None else pairs.y[rows],

@@ -19,14 +19,14 @@ class GraphConfig(TrainConfig):
     """What the encoder learns from, in two signed views: `spectral` takes time linear in the nodes,
     `info_nce` (GRACE) quadratic. Both take all nodes of a step as negatives."""
     temperature: float = 0.4
-    """Of `info_nce`; a lower one gives the nearest negatives more weight."""
+    """Temperature of `info_nce`; a lower one gives the nearest negatives more weight."""
     negatives: int | None = 1024
     """Nodes of a step whose codes `info_nce` compares, drawn anew in each; None for all."""
     spectral: float = 1.0
     """Weight of the spectral loss of the codes, over all nodes in a step."""
     reconstruction: float = 3.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
-    start: float = 0.5
+    head_start: float = 0.5
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
     drop_edges: tuple[float, float] = (0.3, 0.3)
     """Share of edges dropped in each view."""
@@ -55,8 +55,10 @@ class GraphConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.start < 1:
-            raise ValueError(f"start must lie in [0, 1), a share of the steps; got {self.start}")
+        if not 0 <= self.head_start < 1:
+            raise ValueError(
+                f"head_start must lie in [0, 1), a share of the steps; got {self.head_start}"
+            )
 
     def for_graph(self, nodes: int, edges: int) -> "GraphConfig":
         """The config with settings that are None set by the rule; a batch of None is all nodes."""

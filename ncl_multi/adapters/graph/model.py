@@ -75,7 +75,7 @@ class NonNegGraph(
         density: See `NonNegHead`.
         k: See `NonNegHead`.
         directed: Leave edges as they are, rather than making them run both ways.
-        seed: Of the weights it starts with.
+        seed: Seed of the initial weights.
 
     Example:
         >>> x, edges = torch.rand(5, 8), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])

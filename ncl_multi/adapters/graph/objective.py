@@ -28,7 +28,7 @@ class GraphObjective(nn.Module):
     """Two views of the graph with dropped edges and features; the codes of a node are a pair.
 
     The encoder learns from the contrast of its own features, which are signed. After a share
-    `config.start` of the steps the head starts on clusters of these features. From then on its
+    `config.head_start` of the steps the head starts on clusters of these features. From then on its
     non-negative codes are contrasted by `info_nce` and `spectral`, and a linear map rebuilds the
     features from them. No gradient goes from the codes to the encoder: sparse codes teach it less
     than signed features do.
@@ -49,14 +49,14 @@ class GraphObjective(nn.Module):
         self.around = neighbor_loader(data, list(config.neighbors)) if config.neighbors else None
         head: NonNegHead = self.model.head
         self.rebuild = nn.Linear(head.out_dim, head.in_dim)
-        self.reading = config.start == 0
+        self.reading = config.head_start == 0
         # Saved with the weights, so that a resumed run does not start the head again.
         self.register_buffer("started", torch.tensor(False))
         self._whole: dict[torch.device, Any] = {}
 
     def anneal(self, progress: float) -> None:
         """Start the head after its share of the steps; `fit` calls this before every step."""
-        self.reading = progress >= self.config.start
+        self.reading = progress >= self.config.head_start
         if self.reading and not self.started:
             self.start_head()
 

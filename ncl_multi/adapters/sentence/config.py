@@ -22,7 +22,7 @@ class SentenceConfig(TrainConfig):
     loss: Loss = "info_nce"
     """The contrastive loss of pairs."""
     temperature: float = 0.1
-    """Of the contrastive losses."""
+    """Temperature of the contrastive losses."""
     contrast: float = 1.0
     """Weight of the contrastive loss of anchors and positives, given or mined."""
     mined: float = 0.5

@@ -62,7 +62,7 @@ def wrap(
             same weight as others, which changes the nearest neighbours.
         density: See `NonNegHead`.
         k: See `NonNegHead`.
-        seed: Of the weights the head starts with.
+        seed: Seed of the initial weights.
         trust_remote_code: Run code that comes with the model. Off unless asked for.
     """
     encoder = encoder_source(encoder) if isinstance(encoder, str) else encoder

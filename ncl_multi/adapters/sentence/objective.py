@@ -128,8 +128,8 @@ class SentenceObjective(nn.Module):
             whole = _gathered(z, sizes)[-2]
             # Short codes against each other; whole ones, as of queries, against short ones.
             for texts in (parts[-2], whole):
-                pupil, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
-                loss = loss + config.imitation * imitation(pupil, teacher, _TEACHER_TEMPERATURE)
+                student, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
+                loss = loss + config.imitation * imitation(student, teacher, _TEACHER_TEMPERATURE)
         scores = gather(scores.to(device))
         if config.scores and len(scores):
             left, right = parts[len(columns) : len(columns) + 2]
@@ -170,7 +170,7 @@ class NonNegLoss(nn.Module):
     Args:
         model: A `SentenceTransformer` or `SparseEncoder` that ends in `Dense(..., nn.ReLU())`.
         ks: Numbers of entries to train for, all at once.
-        temperature: Of `info_nce`.
+        temperature: Temperature of `info_nce`.
     """
 
     def __init__(self, model: nn.Module, ks: Sequence[int] | None = None, temperature: float = 0.1):

@@ -52,7 +52,7 @@ class NonNegVision(
         size: Side of the images. ResNets get the CIFAR stem (a 3x3 convolution, no pooling) up
             to 64.
         pretrained: Start from the library's own weights.
-        seed: Of the weights it starts with.
+        seed: Seed of the initial weights.
 
     Example:
         >>> model = NonNegVision("resnet-small", dims=64, hidden_dim=None)
