@@ -130,9 +130,7 @@ def _covering(products: Any, dims: int) -> Tensor:
 
 def _parts(features: Any) -> list[Any]:
     sides = features if isinstance(features, Sequence) else [features]
-    rows = [
-        unit_csr(side.z if isinstance(side, Features) else side, signed=True) for side in sides
-    ]
+    rows = [unit_csr(side.z if isinstance(side, Features) else side, signed=True) for side in sides]
     if not rows or any(side.shape[0] == 0 for side in rows):
         raise ValueError("features must contain at least one code each")
     return rows
