@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 # From the ground up. A room may import rooms of earlier lines and of its own line.
 FLOORS = [
-    ["distributed", "files", "log"],
+    ["distributed", "files", "log", "settings"],
     ["norm", "losses"],
     ["head"],
     ["training", "report"],
