@@ -466,7 +466,8 @@ def read_page(path):
     page = (here / "page" / "atlas.html").read_text()
     return 1 if page.rstrip().endswith("</html>") else "cut"
 
-kinds = {kind: (*filled(kind), here / kind) for kind in KINDS if kind != "coder"}
+asked = [sys.argv[3]] if sys.argv[3] else KINDS
+kinds = {kind: (*filled(kind), here / kind) for kind in KINDS if kind in asked and kind != "coder"}
 kinds |= {
     "coder": (save_coder, read_coder, here / "coder"),
     "features": (lambda p, v: features(p, v).save(p), read_features, here / "f.safetensors"),
@@ -476,7 +477,7 @@ kinds |= {
     "metrics": (lambda p, v: write_json(p, {"v": [v] * 5000}),
                 lambda p: set(json.loads(p.read_text())["v"]).pop(), here / "metrics.json"),
 }
-kinds = {kind: parts for kind, parts in kinds.items() if sys.argv[3] in ("", kind)}
+kinds = {kind: parts for kind, parts in kinds.items() if not sys.argv[3] or kind in asked}
 silent = os.open(os.devnull, os.O_WRONLY)
 draw = random.Random(0)
 for name, (save, read, path) in kinds.items():
