@@ -102,13 +102,23 @@ def offline() -> Iterator[None]:
                 constants.HF_HUB_OFFLINE = was_offline
 
 
+def nested_values(content: Any) -> Iterator[Any]:
+    """A JSON value and all values in it."""
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        yield value
+        if isinstance(value, dict | list):
+            pending += value.values() if isinstance(value, dict) else value
+
+
 def _check_settings(path: Path) -> None:
-    for value in _values(parse_json(read_bytes(path, _MOST_SETTINGS), path)):
+    for value in nested_values(parse_json(read_bytes(path, _MOST_SETTINGS), path)):
         if isinstance(value, str) and _SCHEME.match(value):
             raise ValueError(f"{path} names {value!r:.80}, which is not in its folder")
         for key, setting in value.items() if isinstance(value, dict) else ():
             most = _most_of(path, key, value)
-            for number in _values(setting) if isinstance(setting, list) else [setting]:
+            for number in nested_values(setting) if isinstance(setting, list) else [setting]:
                 if isinstance(number, int | float) and number > most:
                     raise ValueError(f"{path} asks for {key} {number}; at most {most}")
             kernel = key.endswith("_implementation") and setting not in (None, "eager", "sdpa")
@@ -138,23 +148,17 @@ def _check_tokenizer(path: Path) -> None:
     settings = parse_json(read_bytes(path, _MOST_VOCABULARY), path)
     if not isinstance(settings, dict):
         return
-    parts = [value for value in _values(settings.get("normalizer")) if isinstance(value, dict)]
+    parts = [
+        value for value in nested_values(settings.get("normalizer")) if isinstance(value, dict)
+    ]
     # A text is multiplied by each part of a sequence. The size of the second kind is not known.
     factor = math.prod(max(1, len(str(part.get("content", "")))) for part in parts)
     unknown = sum("precompiled_charsmap" in part for part in parts)
-    ends = [value for value in _values(settings.get("post_processor")) if isinstance(value, dict)]
+    ends = [
+        value for value in nested_values(settings.get("post_processor")) if isinstance(value, dict)
+    ]
     tokens = [len(end["ids"]) for end in ends if isinstance(end.get("ids"), list)]
     added = sum("SpecialToken" in end for end in ends) * max(tokens, default=0)
-    padding = [n for n in _values(settings.get("padding")) if isinstance(n, int)]
+    padding = [n for n in nested_values(settings.get("padding")) if isinstance(n, int)]
     if factor > 64 or unknown > 1 or added > 1000 or max(padding, default=0) > _MOST_TOKENS:
         raise ValueError(f"{path} makes very long texts of short ones; it was not loaded")
-
-
-def _values(content: Any) -> Iterator[Any]:
-    """A JSON value and all values in it."""
-    pending = [content]
-    while pending:
-        value = pending.pop()
-        yield value
-        if isinstance(value, dict | list):
-            pending += value.values() if isinstance(value, dict) else value
