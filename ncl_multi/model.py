@@ -25,6 +25,7 @@ from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
 from ncl_multi.files import atomic_folder, check_keys, most_memory, read_json
 from ncl_multi.head import NonNegHead, TopK, top_k
+from ncl_multi.settings import offline
 from ncl_multi.training.config import TrainConfig
 
 try:
@@ -501,7 +502,6 @@ Sparse codes trained with [non-negative contrastive learning](https://arxiv.org/
 entry is below zero, most are exactly zero, and a dimension fires for one kind of thing.
 
 ```python
-from ncl_multi.settings import offline
 import ncl_multi as ncl
 
 model = {call}

@@ -18,6 +18,7 @@ from tiny_text import tiny_bert, tiny_tokenizer
 
 import ncl_multi as ncl
 from ncl_multi.adapters.vision.model import NonNegClassifier
+from ncl_multi.settings import offline
 
 pytest.importorskip("sentence_transformers")
 ROOT = Path(__file__).parents[1]
@@ -381,7 +382,6 @@ import ncl_multi as ncl
 from ncl_multi.atlas.page import write_atlas
 from ncl_multi.codes.search import SparseIndex
 from ncl_multi.report import write_json
-from ncl_multi.settings import offline
 from ncl_multi.training.run_folder import RunFolder
 from test_saved import KINDS
 
