@@ -23,9 +23,10 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from ncl_multi.codes.features import Features, to_csr
 from ncl_multi.codes.shorten import shorten
 from ncl_multi.distributed import is_main
-from ncl_multi.files import atomic_folder, check_keys, most_memory, offline, read_json
+from ncl_multi.files import atomic_folder, check_keys, most_memory, read_json
 from ncl_multi.head import NonNegHead, TopK, top_k
 from ncl_multi.optional import needs
+from ncl_multi.settings import offline
 from ncl_multi.training.config import TrainConfig
 
 with needs("ncl-multi[train]"):

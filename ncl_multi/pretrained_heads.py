@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ncl_multi.files import Expected, atomic_folder, read_json, read_safetensors
 from ncl_multi.model import SparseModel, fingerprint, model_class
+from ncl_multi.settings import nested_values
 
 FORMAT = "ncl_multi.head/1"
 SHIPPED = Path(__file__).with_name("pretrained")
@@ -24,6 +25,7 @@ MOST_BYTES = 4_000_000
 _KEYS = ("format", "kind", "base", "base_weights", "options", "command", "trained_on", "figures")
 _TENSORS = {"*": Expected(("F16", "F32", "I8", "I64"), (0, 1, 2))}
 _SCALE = ".scale"
+_WIDE = 4096
 
 
 def pretrained(name: str) -> Any:
@@ -112,6 +114,10 @@ def load_head(folder: str | Path) -> Any:
     if config["format"] != FORMAT:
         raise ValueError(f"{folder} has the format {config['format']!r:.80}, not {FORMAT!r}")
     stored, _ = read_safetensors(folder / "head.safetensors", _TENSORS, framework="pt")
+    sizes = {size for tensor in stored.values() for size in tensor.shape}
+    for number in nested_values(config["options"]):
+        if isinstance(number, int) and number > _WIDE and number not in sizes:
+            raise ValueError(f"{folder} is damaged: no weights have the width {number}")
     try:
         model = model_class(config["kind"]).on_base(config["base"], config["options"])
     except (AttributeError, KeyError, TypeError) as error:

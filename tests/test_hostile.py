@@ -528,7 +528,7 @@ def test_a_graph_that_claims_more_than_it_stores_is_refused(tmp_path):
         load_graph(str(tmp_path / "zip.pt"))
     torch.save(Data(x=torch.ones(1).expand(2**40, 2), edge_index=edges), path)
     assert path.stat().st_size < 10_000
-    with pytest.raises(ValueError, match=r"x of shape .* is not stored whole"):
+    with pytest.raises(ValueError, match=r"of shape .* is not stored whole"):
         load_graph(str(path))
 
 

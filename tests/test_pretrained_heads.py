@@ -119,6 +119,10 @@ def test_damaged_heads_are_refused(model, bert, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"is damaged: [^$]*size mismatch"):
         load_head(folder)
+    wide = {"options": config["options"] | {"dims": 2**30}}
+    (folder / "config.json").write_text(json.dumps(config | wide))
+    with pytest.raises(ValueError, match="no weights have the width 1073741824"):
+        load_head(folder)
     for change in ({"kind": "other"}, {"options": {}}, {"options": 3}):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ValueError, match="is damaged: its config does not fit"):

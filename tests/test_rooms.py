@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. A room may import rooms of earlier lines and of its own line.
 FLOORS = [
     ["distributed", "log", "optional"],
-    ["files"],
+    ["files", "settings"],
     ["norm", "losses"],
     ["head"],
     ["training", "report"],

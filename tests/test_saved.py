@@ -18,7 +18,7 @@ from tiny_text import tiny_bert, tiny_tokenizer
 
 import ncl_multi as ncl
 from ncl_multi.adapters.vision.model import NonNegClassifier
-from ncl_multi.files import offline
+from ncl_multi.settings import offline
 
 pytest.importorskip("sentence_transformers")
 ROOT = Path(__file__).parents[1]
@@ -299,8 +299,9 @@ def test_torchvision_models_that_fetch_a_backbone_are_refused(
 
 
 GPT = {
-    "model_type": "gpt_neo", "max_position_embeddings": 40_000, "hidden_size": 8, "num_layers": 2,
-    "num_heads": 2, "attention_types": [[["global"], 2]],
+    "model_type": "gpt_neo", "max_position_embeddings": 40_000, "hidden_size": 8,
+    "num_hidden_layers": 2, "num_layers": 2, "num_attention_heads": 2, "num_heads": 2,
+    "attention_types": [[["global"], 2]],
 }  # fmt: skip
 """Each of its layers has a mask of all positions, which is not among the weights."""
 SWIN = {"model_type": "swin", "depths": [2, 40_000]}
@@ -466,7 +467,8 @@ def read_page(path):
     page = (here / "page" / "atlas.html").read_text()
     return 1 if page.rstrip().endswith("</html>") else "cut"
 
-kinds = {kind: (*filled(kind), here / kind) for kind in KINDS if kind != "coder"}
+asked = [sys.argv[3]] if sys.argv[3] else KINDS
+kinds = {kind: (*filled(kind), here / kind) for kind in KINDS if kind in asked and kind != "coder"}
 kinds |= {
     "coder": (save_coder, read_coder, here / "coder"),
     "features": (lambda p, v: features(p, v).save(p), read_features, here / "f.safetensors"),
@@ -476,7 +478,7 @@ kinds |= {
     "metrics": (lambda p, v: write_json(p, {"v": [v] * 5000}),
                 lambda p: set(json.loads(p.read_text())["v"]).pop(), here / "metrics.json"),
 }
-kinds = {kind: parts for kind, parts in kinds.items() if sys.argv[3] in ("", kind)}
+kinds = {kind: parts for kind, parts in kinds.items() if not sys.argv[3] or kind in asked}
 silent = os.open(os.devnull, os.O_WRONLY)
 draw = random.Random(0)
 for name, (save, read, path) in kinds.items():

@@ -126,12 +126,13 @@ def read_codes(folder: str | Path) -> Iterator[Codes]:
     shards = manifest["input"].get("shards") if isinstance(manifest["input"], dict) else None
     if not isinstance(shards, int):
         raise ValueError(f"{folder / _MANIFEST} must give the number of shards; got {shards!r:.80}")
-    present = {path.name for path in folder.iterdir()}
+    present = {path.name for path in folder.glob("codes-*.parquet")}
     first = next((n for n in range(shards) if shard(folder, n).name not in present), None)
     if first is not None:
         raise ValueError(
-            f"{folder} is unfinished: {shard(folder, first).name} of {shards} is missing. Run "
-            f"ncl-encode again with the same input to resume"
+            f"{folder} is unfinished: {shard(folder, first).name} is missing, "
+            f"{shards - len(present)} of {shards} in all. Run ncl-encode again with the same input "
+            f"to resume"
         )
     for number in range(shards):
         path = shard(folder, number)

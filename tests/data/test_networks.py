@@ -1,5 +1,7 @@
 """Graphs of every kind become the same Data, or are refused in words."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,74 @@ def test_graphml_is_read_as_the_graph_that_was_written(tmp_path):
         (tmp_path / "a.graphml").write_bytes(damaged)
         with pytest.raises(ValueError, match="not a whole GraphML file"):
             read_graph(tmp_path / "a.graphml")
+
+
+XML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns"
+  xmlns:y="http://www.yworks.com/xml/graphml">
+<key id="l" for="node" attr.name="kind" attr.type="string"/>
+<key id="n" for="node" attr.name="y" attr.type="int"/>
+<key id="s" for="node" yfiles.type="nodegraphics"/>
+<key id="w" for="edge" attr.name="weight" attr.type="double"/>
+<graph edgedefault="{default}">
+{edges}
+<node id="group"><data key="n">7</data><graph edgedefault="{default}">
+{nodes}
+</graph></node>
+</graph></graphml>"""
+
+
+def graphml(path, *, default="undirected", more=""):
+    nodes = "".join(
+        f'<node id="{n}"><data key="l">a</data><data key="n">{n % 3}</data>'
+        f'<data key="s"><y:Shape><y:NodeLabel>Café {n}</y:NodeLabel> </y:Shape></data></node>'
+        for n in range(12)
+    )
+    edges = "".join(
+        f'<edge source="{a}" target="{b}"><data key="w">2</data></edge>' for a, b in RING
+    )
+    path.write_text(XML.format(default=default, nodes=nodes, edges=edges + more))
+    return path
+
+
+def test_graphml_with_groups_labels_and_types_is_read(tmp_path, capsys):
+    data = read_graph(graphml(tmp_path / "a.graphml", default="directed"))
+    # Edges come first, so nodes are numbered as edges name them.
+    assert edges_of(data) == sorted(RING)
+    assert data.y.tolist() == [*(n % 3 for n in range(12)), 7]
+    assert data.text == [*(f"node {n}" for n in range(12)), "group"]
+    assert data.num_nodes == 13
+    said = capsys.readouterr().err
+    assert "weights of edges are not used" in said
+    assert "not used of the nodes: kind" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('<edge source="1" target="2" directed="true"/>', "some of its edges are directed"),
+        ("<hyperedge/>", "it has hyperedges"),
+        ('<node id="1"><data key="other">3</data></node>', "'other'"),
+        ('<node id="1"><data key="n">three</data></node>', "invalid literal"),
+        ('<edge source="1"/>', "'target'"),
+        ('</graph><graph edgedefault="directed">', "more than one graph"),
+    ],
+)
+def test_graphml_that_is_another_kind_of_graph_is_refused(tmp_path, more, words):
+    read_graph(graphml(tmp_path / "a.graphml"))
+    with pytest.raises(ValueError, match=f"is not a whole GraphML file: .*{words}"):
+        read_graph(graphml(tmp_path / "a.graphml", more=more))
+
+
+def test_graphml_takes_no_tree_of_the_document(tmp_path):
+    path = tmp_path / "a.graphml"
+    nodes = "".join(f'<node id="{n}"/>' for n in range(20_000))
+    edges = "".join(f'<edge source="{n}" target="{n // 2}"/>' for n in range(20_000))
+    path.write_text(f'<graphml><graph edgedefault="directed">{nodes}{edges}</graph></graphml>')
+    tracemalloc.start()
+    assert read_graph(path).num_nodes == 20_000
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10 * path.stat().st_size
 
 
 def test_data_keeps_its_features_and_is_not_changed():

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ncl_multi.files import check_keys, check_no_code, parse_json, read_bytes, read_json
+from ncl_multi.files import check_keys, parse_json, read_bytes, read_json
 from ncl_multi.model import fingerprint
+from ncl_multi.settings import check_no_code
 
 try:
     import open_clip

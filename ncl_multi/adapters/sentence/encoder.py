@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ncl_multi.files import check_no_code, most_memory, open_picture, parse_json, read_json
+from ncl_multi.files import most_memory, open_picture, parse_json, read_json
 from ncl_multi.model import check_fits
+from ncl_multi.settings import check_no_code
 
 try:
     import transformers
