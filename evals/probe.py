@@ -62,8 +62,8 @@ def evaluate(train: Features, test: Features, cfg: Config) -> dict[str, float]:
     """Return one row of the report: accuracies on test rows."""
     train_y, test_y = labels(train, cfg.train), labels(test, cfg.test)
     row = {"knn": knn_accuracy(train.z, train_y, test.z, test_y, k=cfg.k)}
-    row["linear"] = linear_probe(train.z, train_y, test.z, test_y)
     probe = LinearProbe.fit(train.z, train_y)
+    row["linear"] = probe.accuracy(test.z, test_y)
     for path in cfg.shifted:
         other = Features.load(path)
         row[f"linear on {path.stem}"] = probe.accuracy(other.z, labels(other, path))

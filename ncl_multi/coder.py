@@ -105,6 +105,9 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     """
 
     load_options = ()
+    heads_: nn.ModuleList
+    n_rows_: int
+    _seen: tuple[csr_array, np.ndarray]
 
     def __init__(
         self,

@@ -14,9 +14,13 @@ from pathlib import Path
 
 import tyro
 
+import ncl_multi as ncl
+from ncl_multi import data
 from ncl_multi.adapters.vision.config import ClassifierConfig
 from ncl_multi.head import Activation
 from ncl_multi.log import show_messages
+from ncl_multi.metrics import activity_figures
+from ncl_multi.report import table, write_json
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,7 @@ class Config(ClassifierConfig):
 
 
 def main(cfg: Config) -> None:
-    import ncl_multi as ncl
-    from ncl_multi import data
     from ncl_multi.atlas.page import write_atlas
-    from ncl_multi.report import table, write_json
 
     train = data.images(cfg.data, "train", size=cfg.size).first(cfg.images)
     test = data.images(cfg.data, "test", size=cfg.size).first(cfg.rows_seen)
@@ -72,9 +73,7 @@ def main(cfg: Config) -> None:
 
 def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, float]:
     """One cell of the table: accuracy, sparsity and class consistency."""
-    import ncl_multi as ncl
     from ncl_multi.adapters.vision.model import NonNegClassifier
-    from ncl_multi.metrics import activity_figures
 
     model = NonNegClassifier(
         cfg.model,
@@ -105,8 +104,6 @@ def train_and_judge(cfg: Config, train, test, encoder, start: str) -> dict[str, 
 
 def pretrained_encoder(cfg: Config, train) -> dict:
     """Weights of an encoder trained without labels."""
-    import ncl_multi as ncl
-
     if cfg.checkpoint is not None:
         return ncl.load(cfg.checkpoint).encoder.state_dict()
     model = ncl.NonNegVision(

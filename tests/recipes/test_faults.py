@@ -26,6 +26,8 @@ pytest.importorskip("open_clip")
 pytest.importorskip("sentence_transformers")
 
 KILLS = 20
+NO_TWIN = dict.fromkeys(("clip_ncl", "vision_ncl", "graph_ncl"), ("--no-twin",))
+"""Recipes that train a twin by default, and how not to: its steps are like those before."""
 HOME = """
 import json, os, runpy, sys, threading, traceback
 import tqdm
@@ -178,8 +180,7 @@ def test_twenty_kills_change_nothing(recipe, home, tmp_path):
 @pytest.mark.parametrize("recipe", SMALL)
 def test_two_processes_do_what_one_does(recipe, home, tmp_path):
     start, here = home
-    short = ["--steps", "3", "--log-every", "1"]
-    short += [] if recipe in ("supervised_ncl", "sentence_ncl") else ["--no-twin"]
+    short = ["--steps", "3", "--log-every", "1", *NO_TWIN.get(recipe, ())]
     one, two = tmp_path / "one", tmp_path / "two"
     assert start.run(
         command(recipe, here, one, *short, "--batch-size", "32"), prepare="in_doubles"
@@ -218,8 +219,9 @@ def test_a_process_that_dies_ends_the_others_within_a_minute(home, tmp_path):
 def test_memory_does_not_grow_over_two_hundred_steps(recipe, home, tmp_path):
     start, here = home
     # The supervised recipe trains nine models one after another.
-    steps = "25" if recipe == "supervised_ncl" else "200"
-    long = command(recipe, here, tmp_path, "--steps", steps, "--batch-size", "32")
+    steps = ("--steps", "25") if recipe == "supervised_ncl" else ("--steps", "200")
+    flags = (*steps, *NO_TWIN.get(recipe, ()))
+    long = command(recipe, here, tmp_path, *flags, "--batch-size", "32")
     assert start.run(long, prepare="watching_memory") == [0], start.output()
     watched = sorted(tmp_path.rglob("memory.txt"), key=lambda path: path.stat().st_mtime)
     megabytes = [float(line) for path in watched for line in path.read_text().splitlines()]
