@@ -54,7 +54,7 @@ class Block:
         return csr_array((self.values, self.rows.astype(np.int32), self.starts), shape=shape)
 
     def codes(self, rows: np.ndarray) -> csr_array:
-        """The codes of some rows, each at most once, in the order given."""
+        """The codes of these rows, each at most once, in the order given."""
         slot = np.full(len(self.ids), -1, np.int64)
         slot[rows] = np.arange(len(rows))
         entries = np.flatnonzero(slot[self.rows] >= 0)
