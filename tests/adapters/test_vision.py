@@ -299,6 +299,15 @@ def test_training_views_may_be_smaller_than_the_images(pictures):
     assert seen[-1] == (32, 32)
 
 
+@pytest.mark.parametrize(("side", "warns"), [(4, True), (8, False)])
+def test_bf16_on_a_processor_stays_finite_with_maps_of_one_pixel(pictures, caplog, side, warns):
+    tiny = pictures.repeat(2, 1, 1, 1)[:, :, :side, :side]
+    model = NonNegVision("resnet-small", dims=64, hidden_dim=16, density=0.2, size=side)
+    model.fit(tiny, steps=2, batch_size=16, device="cpu", precision="bf16", progress=False)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert ("over one pixel" in caplog.text) == warns
+
+
 def on_fake_cuda(module: torch.nn.Module, *inputs):
     """The forward with every weight, buffer and input on a GPU that is not there."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
