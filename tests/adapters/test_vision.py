@@ -288,6 +288,19 @@ def test_simclr_is_info_nce_of_two_views_or_the_spectral_loss(pictures):
     torch.testing.assert_close(loss, spectral(unit, unit))
 
 
+def test_a_signed_contrast_of_the_features_is_added_with_its_weight(pictures):
+    same = Views(
+        32, scale=(1.0, 1.0), ratio=(1.0, 1.0), mirror=0.0, jitter_share=0.0, grey_share=0.0
+    )
+    model = small()
+    objective = SimCLR(model, same, signed=0.5).eval()
+    h, z = model(same(pictures), features=True)
+    p = objective.projector(h)
+    assert (p < 0).any()
+    expected = info_nce(z, z, within_view=True) + 0.5 * info_nce(p, p, within_view=True)
+    torch.testing.assert_close(objective(pictures)[0], expected)
+
+
 def test_training_views_may_be_smaller_than_the_images(pictures):
     seen = []
     model = small(density=0.2)

@@ -97,9 +97,10 @@ class NonNegVision(
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
-    def forward(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n dims"]:
-        """Codes of images whose values lie in [0, 1]."""
-        return self.head(self.represent(x))
+    def forward(self, x: Float[Tensor, "n 3 height width"], *, features: bool = False) -> Any:
+        """Codes of images with values in [0, 1]; with `features` features and codes."""
+        h = self.represent(x)
+        return (h, self.head(h)) if features else self.head(h)
 
     def represent(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n features"]:
         """The encoder's output for images whose values lie in [0, 1]."""
@@ -125,7 +126,9 @@ class NonNegVision(
             hue=config.jitter / 4,
             blur_share=config.blur_share,
         )
-        objective = SimCLR(self, views, loss=config.loss, temperature=config.temperature)
+        objective = SimCLR(
+            self, views, loss=config.loss, temperature=config.temperature, signed=config.signed
+        )
         _train(objective, images, config)
         return {"data": images.name or "images", "images": len(images)}
 
@@ -338,6 +341,10 @@ def _small_resnet() -> nn.Module:
     )  # fmt: skip
     model.conv1 = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.MaxPool2d(2))
     model.maxpool, model.layer4 = nn.Identity(), nn.Identity()
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            # Smaller than timm's: before a BatchNorm, small weights turn faster.
+            layer.reset_parameters()
     return model
 
 
