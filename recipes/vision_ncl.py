@@ -44,7 +44,7 @@ class Config(VisionConfig):
     """`none` is the signed twin."""
     batch_norm: bool = True
     """Standardise each dimension before the activation; the paper's projector does not."""
-    density: float | None = 0.04
+    density: float | None = 0.02
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
