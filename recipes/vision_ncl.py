@@ -28,8 +28,10 @@ class Config(VisionConfig):
     """Folder for the checkpoint, the models, the features and the report."""
     data: str = "cifar10"
     """`cifar10`, `fashion_mnist`, `digits`, `hf:<name>`, or a folder with one folder per class."""
-    images: int | None = 10_000
+    images: int | None = None
     """Train on the first so many images; None for all."""
+    labelled: int | None = 10_000
+    """Measure with the labels of the first so many training images; None for all."""
     size: int = 32
     """Side of the images in pixels."""
     model: str = "resnet-small"
@@ -42,19 +44,22 @@ class Config(VisionConfig):
     """`none` is the signed twin."""
     batch_norm: bool = True
     """Standardise each dimension before the activation; the paper's projector does not."""
-    density: float | None = 0.04
+    density: float | None = 0.02
     """Share of rows that each dimension fires for; lowered to it over the first 70 % of steps."""
     k: int | None = None
     """Keep the k largest entries of a row."""
+    signed: float = 1.0
     view_scale: float = 0.75
+    steps: int | None = 400
+    """Stop after this many steps; `--steps None` trains for `epochs`."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     twin: bool = True
     """Also train the signed twin, with the same seed and budget."""
-    free: ClassVar[tuple[str, ...]] = (*VisionConfig.free, "twin")
+    free: ClassVar[tuple[str, ...]] = (*VisionConfig.free, "twin", "labelled")
 
 
 PAPER = Config(
-    images=None,
+    labelled=None,
     model="resnet18",
     dims=256,
     hidden_dim=2048,
@@ -62,8 +67,10 @@ PAPER = Config(
     activation="rep_relu",
     batch_norm=False,
     density=None,
+    signed=0.0,
     view_scale=1.0,
     precision="fp32",
+    steps=None,
     jitter=0.8,
     optimizer="lars",
     epochs=200,
@@ -123,7 +130,8 @@ def main(cfg: Config) -> None:
     if ncl.is_main():
         # A short run gets a short report.
         most = cfg.rows_seen
-        write_report(models | untrained, train.first(most), test.first(most), cfg.out)
+        known = train.first(most).first(cfg.labelled)
+        write_report(models | untrained, known, test.first(most), cfg.out)
         print(f"what each dimension means: {write_atlas(cfg.out)}")
 
 

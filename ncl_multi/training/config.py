@@ -53,8 +53,8 @@ class TrainConfig:
     device: str | None = None
     """`cpu`, `cuda`, ...; None takes the best there is."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 on a GPU that
-    has instructions for it, else fp32."""
+    """Precision of the encoder; losses are always summed in fp32. `auto` is bf16 on a GPU or a
+    processor that has instructions for it, else fp32."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
     resume: bool = True
@@ -186,17 +186,12 @@ def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:
 
 
 def _multiplies_in_bf16(device: str | None) -> bool:
-    """Whether the device is a GPU with bf16 instructions.
-
-    Processors have them, too, but their convolutions in bf16 gave NaN for maps of one pixel.
-    """
+    """Whether the device has instructions for bf16."""
     import torch
 
-    return (
-        device != "cpu"
-        and torch.cuda.is_available()
-        and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
+    if device == "cpu" or (device is None and not torch.accelerator.is_available()):
+        return torch.cpu._is_avx512_bf16_supported()
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _processes() -> int:

@@ -288,6 +288,19 @@ def test_simclr_is_info_nce_of_two_views_or_the_spectral_loss(pictures):
     torch.testing.assert_close(loss, spectral(unit, unit))
 
 
+def test_a_signed_contrast_of_the_features_is_added_with_its_weight(pictures):
+    same = Views(
+        32, scale=(1.0, 1.0), ratio=(1.0, 1.0), mirror=0.0, jitter_share=0.0, grey_share=0.0
+    )
+    model = small()
+    objective = SimCLR(model, same, signed=0.5).eval()
+    h, z = model(same(pictures), features=True)
+    p = objective.projector(h)
+    assert (p < 0).any()
+    expected = info_nce(z, z, within_view=True) + 0.5 * info_nce(p, p, within_view=True)
+    torch.testing.assert_close(objective(pictures)[0], expected)
+
+
 def test_training_views_may_be_smaller_than_the_images(pictures):
     seen = []
     model = small(density=0.2)
@@ -297,6 +310,15 @@ def test_training_views_may_be_smaller_than_the_images(pictures):
     assert seen == [(24, 24)]
     model.encode(pictures)
     assert seen[-1] == (32, 32)
+
+
+@pytest.mark.parametrize(("side", "warns"), [(4, True), (8, False)])
+def test_bf16_on_a_processor_stays_finite_with_maps_of_one_pixel(pictures, caplog, side, warns):
+    tiny = pictures.repeat(2, 1, 1, 1)[:, :, :side, :side]
+    model = NonNegVision("resnet-small", dims=64, hidden_dim=16, density=0.2, size=side)
+    model.fit(tiny, steps=2, batch_size=16, device="cpu", precision="bf16", progress=False)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert ("over one pixel" in caplog.text) == warns
 
 
 def on_fake_cuda(module: torch.nn.Module, *inputs):

@@ -331,6 +331,27 @@ def test_a_labelled_picture_set_of_the_hub_is_read(tmp_path):
     assert loaded.images[[0, 1]][:, :, 4, 4].tolist() == [[0, 0, 255]] * 2
 
 
+@pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")
+@pytest.mark.filterwarnings("default")
+def test_cifar_100_of_the_hub_has_its_fine_classes(tmp_path):
+    import datasets
+
+    kinds = datasets.Features(
+        img=datasets.Image(),
+        fine_label=datasets.ClassLabel(names=["apple", "bear", "orca"]),
+        coarse_label=datasets.ClassLabel(names=["animals", "fruit"]),
+    )
+    for split in ("train", "test"):
+        pictures = [{"bytes": png(32, 32, "red"), "path": None} for _ in range(3)]
+        columns = {"img": pictures, "fine_label": [0, 1, 2], "coarse_label": [1, 0, 0]}
+        table = datasets.Dataset.from_dict(columns, kinds)
+        table.to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
+    found = data.images(f"hf:{tmp_path}", "test", size=32)
+    assert found.classes == ["apple", "bear", "orca"]
+    assert sorted(found.y.tolist()) == [0, 1, 2]
+    assert found.images[[0, 1, 2]].shape == (3, 3, 32, 32)
+
+
 def test_cifar_sheets_become_pictures(tmp_path, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)
     files = {"package/test_lables.json": b"[3, 8]", "package/train_lables.json": b"[1, 2]"}

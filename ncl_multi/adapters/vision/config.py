@@ -16,6 +16,9 @@ class VisionConfig(TrainConfig):
     """SimCLR's loss, or the spectral one on codes of squared length 2 / temperature."""
     temperature: float = 0.2
     """Divides the cosines."""
+    signed: float = 0.0
+    """Weight of a contrast of the encoder's features through a signed projector, which is thrown
+    away after training: sparse codes by themselves teach the encoder less. 0 for none."""
     view_scale: float = 1.0
     """Side of the training views as a share of the images'. A crop is .6 of an image on average:
     at .75 it shows things as large as whole images do, and a step takes half the time."""

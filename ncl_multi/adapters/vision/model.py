@@ -1,8 +1,9 @@
 """SimCLR with a non-negative head, on any backbone of timm or torchvision."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ try:
     from PIL import Image
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[vision]'") from error
+
+log = logging.getLogger(__name__)
 
 MOST_SIDE = 1024
 """Largest side of images, in pixels: an encoder's width is found with one image of this size."""
@@ -94,9 +97,10 @@ class NonNegVision(
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
-    def forward(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n dims"]:
-        """Codes of images whose values lie in [0, 1]."""
-        return self.head(self.represent(x))
+    def forward(self, x: Float[Tensor, "n 3 height width"], *, features: bool = False) -> Any:
+        """Codes of images with values in [0, 1]; with `features` features and codes."""
+        h = self.represent(x)
+        return (h, self.head(h)) if features else self.head(h)
 
     def represent(self, x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n features"]:
         """The encoder's output for images whose values lie in [0, 1]."""
@@ -122,7 +126,9 @@ class NonNegVision(
             hue=config.jitter / 4,
             blur_share=config.blur_share,
         )
-        objective = SimCLR(self, views, loss=config.loss, temperature=config.temperature)
+        objective = SimCLR(
+            self, views, loss=config.loss, temperature=config.temperature, signed=config.signed
+        )
         _train(objective, images, config)
         return {"data": images.name or "images", "images": len(images)}
 
@@ -256,9 +262,15 @@ def fingerprint(images: ImageSet) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _train(objective: nn.Module, images: ImageSet, config: Any) -> None:
+def _train(objective: SimCLR | Supervised, images: ImageSet, config: Any) -> None:
     from ncl_multi.training import fit as loop
 
+    on_processor = config.device == "cpu" or not torch.accelerator.is_available()
+    bf16_on_processor = config.precision == "bf16" and on_processor
+    encoder, side = objective.model.encoder, objective.views.size
+    if bf16_on_processor and _strides_over_one_pixel(encoder, side):
+        log.warning("precision fp32: bf16 gives NaN where a convolution strides over one pixel")
+        config = replace(config, precision="fp32")
     optimizer = None
     if config.optimizer == "lars":
         optimizer = lars(config.lr, config.weight_decay, config.batch_size)
@@ -317,17 +329,22 @@ def _small_resnet() -> nn.Module:
     """A 3x3 stem of 32 channels, max-pooling by 2, residual blocks of 64, 128 and 256 channels.
 
     The blocks give 16x16, 8x8 and 4x4 of 32x32 pixels. Pooling comes before the first BatchNorm,
-    which then has a quarter of the work.
+    which then has a quarter of the work. A block's branch counts from the first step: if its last
+    BatchNorm starts at zero, a run of minutes ends before the branch has grown.
     """
     from timm.models.resnet import BasicBlock, ResNet
 
     block: Any = BasicBlock
     model: Any = ResNet(
         block, (1, 1, 1, 1), num_classes=0, channels=(64, 128, 256, 256), stem_type="deep",
-        stem_width=16,
+        stem_width=16, avg_down=True, zero_init_last=False,
     )  # fmt: skip
     model.conv1 = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.MaxPool2d(2))
     model.maxpool, model.layer4 = nn.Identity(), nn.Identity()
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            # Smaller than timm's: before a BatchNorm, small weights turn faster.
+            layer.reset_parameters()
     return model
 
 
@@ -351,7 +368,25 @@ def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
 def _width(encoder: nn.Module, size: int) -> int:
     """Width of the encoder's output, from a forward pass."""
     encoder.eval()
+    device = next(encoder.parameters()).device
     with torch.no_grad():
-        width = encoder(torch.zeros(1, 3, size, size)).shape[-1]
+        width = encoder(torch.zeros(1, 3, size, size, device=device)).shape[-1]
     encoder.train()
     return width
+
+
+def _strides_over_one_pixel(encoder: nn.Module, side: int) -> bool:
+    """Whether a strided convolution gets maps of one pixel from images of this side.
+
+    On processors the gradient of its weights in bf16 has values that were never written.
+    """
+    smallest: list[int] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: smallest.append(given[0][0, 0].numel()))
+        for layer in encoder.modules()
+        if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1
+    ]
+    _width(encoder, side)
+    for hook in hooks:
+        hook.remove()
+    return 1 in smallest
