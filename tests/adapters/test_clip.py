@@ -158,7 +158,18 @@ def test_two_towers_of_ones_own_train_save_load_and_give_the_same_codes(tmp_path
     towers = _two_towers(
         "own", "test_efficientnet", str(tmp_path / "bert"), image_size=32, pretrained=False
     )
-    assert (towers.image_dim, towers.text_dim) == (256, 4 * 16)
+    stages = 2 * (32 + 48 + 64)
+    assert (towers.image_dim, towers.text_dim) == (2 * 256 + stages, 4 * 16)
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        seen = towers.eval().image(pixels)
+        assert torch.allclose(seen[:, :256], towers.model.encode_image(pixels), atol=1e-6)
+        trunk = towers.model.visual.trunk
+        last = trunk.blocks(trunk.bn1(trunk.conv_stem(pixels)))
+        final = trunk.bn2(trunk.conv_head(last))
+    maxima = [maps.amax(dim=(2, 3)) for maps in (last, final)]
+    expected = torch.cat([last.mean(dim=(2, 3)), *maxima], dim=1)
+    assert torch.allclose(seen[:, -384:], expected, atol=1e-6)
     tokens = towers.tokens(["a square", "a"])
     assert tokens.shape == (2, 3)
     with torch.no_grad():

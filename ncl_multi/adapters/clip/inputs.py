@@ -108,6 +108,7 @@ def tower_features(
     batch_size = batch_size or (32 if on_cpu else 256)
     model = {"model": towers.name, "weights": towers.fingerprint()}
     about = model | {"transform": towers.transform(), "data": pairs.fingerprint()}
+    about["width"] = str(towers.image_dim)
     towers.to(device).to(memory_format=torch.channels_last).eval()
 
     def pixels_of(view: int) -> Callable[[int], Tensor | None]:

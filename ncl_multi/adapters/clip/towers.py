@@ -27,6 +27,7 @@ try:
     import transformers
     from open_clip.coca_model import MultimodalCfg
     from open_clip.transform import PreprocessCfg, image_transform_v2
+    from timm.models.efficientnet import EfficientNet
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "needs open_clip, timm and transformers: pip install 'ncl-multi[clip]'"
@@ -99,9 +100,11 @@ class Towers(nn.Module):
 class OpenClipTowers(Towers):
     """The towers of an open_clip model, which may be a timm and a Hugging Face model inside.
 
-    `all_layers`, for a Hugging Face text tower, takes more than its last layer's mean: means of the
-    embeddings, of the middle and of the last layer, and the last layer's maximum, side by side.
-    In its last layer a frozen sentence encoder has lost words that matter for images.
+    `all_layers`, for a timm and a Hugging Face tower, takes more than their last layers' means. Of
+    an image: also mean and maximum of the last three stages, which tell shapes and colours that
+    ImageNet's classes do not need. Of a text: means of the embeddings, of the middle and of the
+    last layer, and the last layer's maximum; in its last layer a frozen sentence encoder has lost
+    words that matter for images.
     """
 
     model: Any
@@ -126,10 +129,16 @@ class OpenClipTowers(Towers):
             self.image_dim = visual.trunk.num_features
         if all_layers:
             self.text_dim *= 4
+            blank = deepcopy(visual.trunk).to("meta").eval()
+            pixels = torch.zeros(1, 3, *visual.image_size, device="meta")
+            self.image_dim = _stages(blank, pixels).shape[1]
 
     def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
         # Convolutions are much faster with channels last, also on a CPU.
-        return self.model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        if self.all_layers:
+            return _stages(self.model.visual.trunk, pixels)
+        return self.model.encode_image(pixels)
 
     def text(self, tokens: Tokens) -> Float[Tensor, "n text_dim"]:
         if not self.all_layers:
@@ -323,6 +332,18 @@ def processors_of(source: str, *, local_files_only: bool = False) -> tuple[Any, 
     options = {"trust_remote_code": False, "local_files_only": local_files_only}
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
     return tokenizer, transformers.AutoImageProcessor.from_pretrained(source, **options)
+
+
+def _stages(trunk: Any, pixels: Pixels) -> Float[Tensor, "n i"]:
+    """A timm model's pooled features, and the mean and maximum of each of its last stages."""
+    # Its last layer is not a stage, and it has more stages than those where maps get smaller.
+    efficient = isinstance(trunk, EfficientNet)
+    finer = {"extra_blocks": True} if efficient else {}
+    final, stages = trunk.forward_intermediates(pixels, indices=3, **finer)
+    parts = [trunk.forward_head(final, pre_logits=True)]
+    for maps in stages:
+        parts += [maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))]
+    return torch.cat([*parts, final.amax(dim=(2, 3))] if efficient else parts, dim=1)
 
 
 def _check_fields(value: Any, kind: type, where: str) -> None:
