@@ -1,7 +1,7 @@
 """`SparseCoder`: sparse, readable codes of embeddings you already have, for scikit-learn."""
 
 from collections.abc import Iterator, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ncl_multi.atlas.page import write_atlas
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import MIXED, name_dimensions
 from ncl_multi.codes.rebuild import LinearDecoder
-from ncl_multi.data.shards import Shards
+from ncl_multi.data.shards import Shards, is_column
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
 from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
@@ -417,15 +417,18 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if self.k_query is not None:
             _whole("k_query", self.k_query, 1)
         for name in ("learning_rate", "temperature", "teacher_temperature"):
-            if not getattr(self, name) > 0:
+            if not _number(name, getattr(self, name)) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
         for name in ("imitation", "noise"):
-            if not getattr(self, name) >= 0:
+            if _number(name, getattr(self, name)) < 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.k > self.dims:
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
-        for k in () if self.ks is None else self.ks:
-            _whole("each of ks", k, 1)
+        if self.ks is not None:
+            if not np.iterable(self.ks) or not len(self.ks):
+                raise ValueError(f"ks must be None or whole numbers, as (8, 32); got {self.ks!r}")
+            for k in self.ks:
+                _whole("each of ks", k, 1)
         if self.start not in ("both", "axes", "clusters"):
             raise ValueError(f"start must be one of both, axes, clusters; got {self.start!r}")
 
@@ -524,7 +527,7 @@ def _in_memory(source: Any) -> bool:
         return False
     if isinstance(source, list | tuple):
         return not any(isinstance(entry, str | Path | Tensor) for entry in source)
-    if getattr(source, "ndim", 2) == 1 and hasattr(source, "iloc"):
+    if is_column(source):
         return False
     return issparse(source) or hasattr(source, "__array__") or hasattr(source, "iloc")
 
@@ -567,6 +570,13 @@ def _whole(name: str, number: Any, least: int) -> int:
     if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {number!r}")
     return int(number)
+
+
+def _number(name: str, number: Any) -> float:
+    """Return the number if it is finite."""
+    if not isinstance(number, Real) or not np.isfinite(number):
+        raise ValueError(f"{name} must be a finite number; got {number!r}")
+    return float(number)
 
 
 def _plain(value: Any) -> Any:

@@ -277,6 +277,8 @@ def test_findings_name_what_predicts_a_label_or_a_number(fitted):
     share = (letters[rows] == best.value).mean() - (letters[~rows] == best.value).mean()
     assert best.effect == pytest.approx(share)
     assert best.p_value < 1e-6
+    with pytest.raises(ValueError, match="every row needs a target; row 3 has none"):
+        coder.findings(x, ["a", "b", "a", None, *letters[4:]])
     number = coder.findings(x, (y == 2).astype(float))[0]
     assert number.value is None
     assert coder.findings(x, np.random.default_rng(0).standard_normal(240), most_p=0.001) == []
@@ -364,6 +366,10 @@ def test_only_the_direction_of_a_row_counts(fitted, size):
         ({"k": 2.5}, "k must be a whole number of at least 1; got 2.5"),
         ({"k_query": 0}, "k_query must be a whole number of at least 1; got 0"),
         ({"ks": (4, 0)}, "each of ks must be a whole number of at least 1; got 0"),
+        ({"ks": ()}, "ks must be None or whole numbers"),
+        ({"ks": 8}, "ks must be None or whole numbers"),
+        ({"learning_rate": "fast"}, "learning_rate must be a finite number; got 'fast'"),
+        ({"imitation": np.inf}, "imitation must be a finite number; got inf"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"noise": -0.1}, "noise must be at least 0"),
         ({"start": "rows"}, "start must be one of both, axes, clusters; got 'rows'"),
@@ -410,13 +416,23 @@ def test_a_row_has_several_topics(fitted):
     assert coder.topics(np.zeros((1, 24))) == [[]]
 
 
-def test_a_column_of_pandas_is_taken():
-    pandas = pytest.importorskip("pandas")
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_a_column_of_a_table_is_taken(library):
+    column = {"pandas": "Series", "polars": "Series", "pyarrow": "array"}[library]
+    make = getattr(pytest.importorskip(library), column)
     x, _ = kinds(rows=40)
-    z = small(steps=2).fit_transform(pandas.Series(list(x), index=range(5, 45)))
+    z = small(steps=2).fit_transform(make(x.tolist()))
     assert (z != small(steps=2).fit_transform(x)).nnz == 0
-    with pytest.raises(ValueError, match="rows of one length"):
-        small().fit(pandas.Series([x[0], x[1, :3]]))
+    with pytest.raises(ValueError, match=r"row 1 is \(3,\), the first \(24,\)"):
+        small().fit(make([x[0].tolist(), x[1, :3].tolist()]))
+    with pytest.raises(ValueError, match=r"row 1 is None, the first \(24,\)"):
+        small().fit(make([x[0].tolist(), None]))
+
+
+def test_something_else_than_rows_of_numbers_is_refused():
+    for source in ({"a": 1}, None, iter(kinds()[0])):
+        with pytest.raises(ValueError, match=r"must have the shape \(rows, dimensions\); got \(\)"):
+            small().fit(source)
 
 
 def test_one_of_several_parquet_columns_is_taken(tmp_path):
