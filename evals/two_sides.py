@@ -35,6 +35,8 @@ class Config:
     """Hold out this many training photographs; then `NonNegClip` and the dev set are left out."""
     change: tuple[str, ...] = ()
     """Options of `SparseCoder`, names and values in JSON (`steps=600`)."""
+    image_size: int | None = 112
+    """Side of the photographs in pixels, as they are stored; None for the tower's own, 224."""
     cache: Path | None = None
     """Folder for the towers' features; None for the user's cache folder."""
 
@@ -43,14 +45,16 @@ def main(cfg: Config) -> None:
     import ncl_multi as ncl
     from ncl_multi.adapters.clip.config import ClipConfig
     from ncl_multi.adapters.clip.data import read_pairs
+    from ncl_multi.adapters.clip.load import DEMO, load_towers
     from ncl_multi.adapters.clip.report import both_ways
     from ncl_multi.training.config import read_changes
 
     splits = read_pairs("flickr8k")
     names = ("train",) if cfg.validation else ("train", "dev")
     config = ClipConfig(cache=cfg.cache, progress=False)
-    towers = ncl.NonNegClip(dims=1)
-    data = [_arrays(towers.tower_features(splits[name], config)) for name in names]
+    towers = load_towers(DEMO, image_size=cfg.image_size)
+    clip = ncl.NonNegClip(towers, dims=1)
+    data = [_arrays(clip.tower_features(splits[name], config)) for name in names]
     train, held = _hold_out(data[0], cfg.validation) if cfg.validation else data
     right = _relevant(held)
     for seed in cfg.seeds:
@@ -62,7 +66,7 @@ def main(cfg: Config) -> None:
             z = [coder.transform(held.images, k=k), coder.transform(held.texts, k=k, other=True)]
             rows[name] = both_ways(*z, right)
         if not cfg.validation:
-            clip = ncl.NonNegClip(dims=cfg.dims, k=cfg.k, seed=seed)
+            clip = ncl.NonNegClip(towers, dims=cfg.dims, k=cfg.k, seed=seed)
             clip.fit(splits["train"], replace(config, seed=seed))
             encoders = clip.heads.encode_image, clip.heads.encode_text
             with torch.no_grad():
