@@ -1,7 +1,7 @@
 """`SparseCoder`: sparse, readable codes of embeddings you already have, for scikit-learn."""
 
 from collections.abc import Iterator, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ncl_multi.atlas.page import write_atlas
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import MIXED, name_dimensions
 from ncl_multi.codes.rebuild import LinearDecoder
-from ncl_multi.data.shards import Shards
+from ncl_multi.data.shards import Shards, is_column
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
 from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
@@ -25,7 +25,6 @@ from ncl_multi.model import check_fits, load_as, write_config
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.embeddings import (
-    CoderStart,
     EmbeddingObjective,
     Examples,
     read_examples,
@@ -76,19 +75,17 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             `4 * k`. Documents stay as small as `k`, and fuller queries find more.
         idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
         ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
-        start: Where dimensions start: on sparse `axes` of the embeddings; on `clusters` of them,
-            for codes of a few entries; or on `both`.
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
-        temperature: Temperature of `info_nce`.
+        temperature: Temperature of the contrast and of the additional term.
         imitation: Weight of the additional term: similarities within a batch are imitated.
-        teacher_temperature: Temperature of the additional term.
         noise: Length of the noise that is added to a row in training, as a share of its own.
         neighbours: Positives are drawn from this many nearest rows, the nearer, the likelier.
         max_rows: `fit` learns from at most this many rows, drawn at random, to bound the memory.
         verbose: Show progress bars.
-        random_state: Seed of everything random.
+        random_state: Seed of everything random. The same one gives the same codes, bit for bit, on
+            one machine with one number of threads; other rounding acts like another seed.
 
     Attributes:
         heads_: The trained head; two for two-sided data.
@@ -117,13 +114,11 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         k_query: int | None = None,
         idf: bool = False,
         ks: Sequence[int] | None = None,
-        start: CoderStart = "axes",
         steps: int = 300,
         batch_size: int = 256,
         learning_rate: float = 2e-3,
-        temperature: float = 0.1,
+        temperature: float = 0.05,
         imitation: float = 10.0,
-        teacher_temperature: float = 0.05,
         noise: float = 0.1,
         neighbours: int = 16,
         max_rows: int = 100_000,
@@ -135,13 +130,11 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.k_query = k_query
         self.idf = idf
         self.ks = ks
-        self.start = start
         self.steps = steps
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.temperature = temperature
         self.imitation = imitation
-        self.teacher_temperature = teacher_temperature
         self.noise = noise
         self.neighbours = neighbours
         self.max_rows = max_rows
@@ -422,18 +415,19 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             _whole(name, getattr(self, name), smallest)
         if self.k_query is not None:
             _whole("k_query", self.k_query, 1)
-        for name in ("learning_rate", "temperature", "teacher_temperature"):
-            if not getattr(self, name) > 0:
+        for name in ("learning_rate", "temperature"):
+            if not _number(name, getattr(self, name)) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
         for name in ("imitation", "noise"):
-            if not getattr(self, name) >= 0:
+            if _number(name, getattr(self, name)) < 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.k > self.dims:
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
-        for k in () if self.ks is None else self.ks:
-            _whole("each of ks", k, 1)
-        if self.start not in ("both", "axes", "clusters"):
-            raise ValueError(f"start must be one of both, axes, clusters; got {self.start!r}")
+        if self.ks is not None:
+            if not np.iterable(self.ks) or not len(self.ks):
+                raise ValueError(f"ks must be None or whole numbers, as (8, 32); got {self.ks!r}")
+            for k in self.ks:
+                _whole("each of ks", k, 1)
 
     @property
     def _started(self) -> bool:
@@ -481,7 +475,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             )
             if not self._started:
                 self.heads_ = self._made_heads([side.shape[1] for side in sides])
-                start_heads(self.heads_, data, self.start)
+                start_heads(self.heads_, data)
             self._train(data, seed, steps)
         self.n_rows_ = len(sides[0]) + (getattr(self, "n_rows_", 0) if steps is None else 0)
         self._measure(data, seed, keep=steps is None)
@@ -494,8 +488,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         ks = {*powers, self.k} if self.ks is None else self.ks
         objective = EmbeddingObjective(
             self.heads_, data, sorted({int(min(k, self.dims)) for k in ks}),
-            temperature=self.temperature, imitation=self.imitation,
-            teacher_temperature=self.teacher_temperature, noise=self.noise,
+            temperature=self.temperature, imitation=self.imitation, noise=self.noise,
         )  # fmt: skip
         size = min(self.batch_size, len(data.rows))
         loader = DataLoader(Rows(data.rows), size, collate_fn=Rows.together, drop_last=True)
@@ -530,7 +523,7 @@ def _in_memory(source: Any) -> bool:
         return False
     if isinstance(source, list | tuple):
         return not any(isinstance(entry, str | Path | Tensor) for entry in source)
-    if getattr(source, "ndim", 2) == 1 and hasattr(source, "iloc"):
+    if is_column(source):
         return False
     return issparse(source) or hasattr(source, "__array__") or hasattr(source, "iloc")
 
@@ -573,6 +566,13 @@ def _whole(name: str, number: Any, least: int) -> int:
     if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {number!r}")
     return int(number)
+
+
+def _number(name: str, number: Any) -> float:
+    """Return the number if it is finite."""
+    if not isinstance(number, Real) or not np.isfinite(number):
+        raise ValueError(f"{name} must be a finite number; got {number!r}")
+    return float(number)
 
 
 def _plain(value: Any) -> Any:

@@ -92,16 +92,15 @@ def test_rows_of_one_kind_have_codes_that_are_alike():
     assert cosine[same].mean() > cosine[~same].mean() + 0.3
 
 
-@pytest.mark.parametrize("start", ["both", "axes", "clusters"])
-def test_the_same_random_state_gives_the_same_codes(start):
+def test_the_same_random_state_gives_the_same_codes():
     x, _ = kinds()
     torch.manual_seed(1)
-    a = small(steps=3, start=start).fit_transform(x)
+    a = small(steps=3).fit_transform(x)
     before = torch.get_rng_state()
-    b = small(steps=3, start=start).fit_transform(x)
+    b = small(steps=3).fit_transform(x)
     assert (a != b).nnz == 0
     assert torch.equal(before, torch.get_rng_state())
-    assert (a != small(steps=3, start=start, random_state=1).fit_transform(x)).nnz > 0
+    assert (a != small(steps=3, random_state=1).fit_transform(x)).nnz > 0
 
 
 def test_pairs_and_groups_bring_rows_together():
@@ -113,13 +112,18 @@ def test_pairs_and_groups_bring_rows_together():
     near = {}
     for name, given in {"groups": {"groups": groups}, "positives": {"positives": pairs}}.items():
         z = (
-            small(steps=100, learning_rate=2e-2, imitation=0.0, noise=0.0)
+            small(steps=100, learning_rate=2e-2, temperature=0.1, imitation=0.0, noise=0.0)
             .fit(x, **given)
             .transform(x)
             .toarray()
         )
         near[name] = (z[::2] * z[1::2]).sum(axis=1).mean()
-    z = small(steps=100, learning_rate=2e-2, imitation=0.0, noise=0.0).fit(x).transform(x).toarray()
+    z = (
+        small(steps=100, learning_rate=2e-2, temperature=0.1, imitation=0.0, noise=0.0)
+        .fit(x)
+        .transform(x)
+        .toarray()
+    )
     alone = (z[::2] * z[1::2]).sum(axis=1).mean()
     assert near["groups"] > alone + 0.1
     assert near["positives"] > alone + 0.1
@@ -277,6 +281,8 @@ def test_findings_name_what_predicts_a_label_or_a_number(fitted):
     share = (letters[rows] == best.value).mean() - (letters[~rows] == best.value).mean()
     assert best.effect == pytest.approx(share)
     assert best.p_value < 1e-6
+    with pytest.raises(ValueError, match="every row needs a target; row 3 has none"):
+        coder.findings(x, ["a", "b", "a", None, *letters[4:]])
     number = coder.findings(x, (y == 2).astype(float))[0]
     assert number.value is None
     assert coder.findings(x, np.random.default_rng(0).standard_normal(240), most_p=0.001) == []
@@ -364,9 +370,12 @@ def test_only_the_direction_of_a_row_counts(fitted, size):
         ({"k": 2.5}, "k must be a whole number of at least 1; got 2.5"),
         ({"k_query": 0}, "k_query must be a whole number of at least 1; got 0"),
         ({"ks": (4, 0)}, "each of ks must be a whole number of at least 1; got 0"),
+        ({"ks": ()}, "ks must be None or whole numbers"),
+        ({"ks": 8}, "ks must be None or whole numbers"),
+        ({"learning_rate": "fast"}, "learning_rate must be a finite number; got 'fast'"),
+        ({"imitation": np.inf}, "imitation must be a finite number; got inf"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"noise": -0.1}, "noise must be at least 0"),
-        ({"start": "rows"}, "start must be one of both, axes, clusters; got 'rows'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
@@ -410,13 +419,23 @@ def test_a_row_has_several_topics(fitted):
     assert coder.topics(np.zeros((1, 24))) == [[]]
 
 
-def test_a_column_of_pandas_is_taken():
-    pandas = pytest.importorskip("pandas")
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_a_column_of_a_table_is_taken(library):
+    column = {"pandas": "Series", "polars": "Series", "pyarrow": "array"}[library]
+    make = getattr(pytest.importorskip(library), column)
     x, _ = kinds(rows=40)
-    z = small(steps=2).fit_transform(pandas.Series(list(x), index=range(5, 45)))
+    z = small(steps=2).fit_transform(make(x.tolist()))
     assert (z != small(steps=2).fit_transform(x)).nnz == 0
-    with pytest.raises(ValueError, match="rows of one length"):
-        small().fit(pandas.Series([x[0], x[1, :3]]))
+    with pytest.raises(ValueError, match=r"row 1 is \(3,\), the first \(24,\)"):
+        small().fit(make([x[0].tolist(), x[1, :3].tolist()]))
+    with pytest.raises(ValueError, match=r"row 1 is None, the first \(24,\)"):
+        small().fit(make([x[0].tolist(), None]))
+
+
+def test_something_else_than_rows_of_numbers_is_refused():
+    for source in ({"a": 1}, None, iter(kinds()[0])):
+        with pytest.raises(ValueError, match=r"must have the shape \(rows, dimensions\); got \(\)"):
+            small().fit(source)
 
 
 def test_one_of_several_parquet_columns_is_taken(tmp_path):

@@ -52,11 +52,11 @@ def _write(path: Path, rows: int, width: int, half: bool) -> None:
     draw = np.random.default_rng(0)
     centres = draw.standard_normal((1000, width), dtype=np.float32)
     x = np.lib.format.open_memmap(path, "w+", "f2" if half else "f4", (rows, width))
-    for start in range(0, rows, 50_000):
-        block = x[start : start + 50_000]
-        block[:] = centres[draw.integers(1000, size=len(block))] + draw.standard_normal(
-            block.shape, dtype=np.float32
-        )
+    # The noise is drawn once: drawing billions of numbers would take longer than encoding them.
+    noise = draw.standard_normal((50_000, width), dtype=np.float32)
+    for start in range(0, rows, len(noise)):
+        block = x[start : start + len(noise)]
+        block[:] = centres[draw.integers(1000, size=len(block))] + noise[: len(block)]
     x.flush()
 
 

@@ -18,10 +18,11 @@ BLOCK = 16_384
 class Shards:
     """Embeddings in any form as float32 rows; only one block is in memory at a time.
 
-    Takes arrays, memmaps, tensors, sparse matrices, a column of `datasets`, a file (`.npy`, `.npz`,
-    parquet) or a list of files, whose rows follow each other. Numbers are checked when they are
-    read: an error names the row, counted from 0 over all files, and the column. Parquet files are
-    read a row group at a time; numbered columns may come in any order.
+    Takes arrays, memmaps, tensors, sparse matrices, a column of `datasets`, pandas, polars or
+    pyarrow, a file (`.npy`, `.npz`, parquet) or a list of files, whose rows follow each other.
+    Numbers are checked when they are read: an error names the row, counted from 0 over all files,
+    and the column. Parquet files are read a row group at a time; numbered columns may come in any
+    order.
 
     Args:
         source: The embeddings.
@@ -136,18 +137,43 @@ def _reader(source: Any, name: str | None) -> _Arrays | _Parquet:
             source = read_embeddings(path, name=name)
     if issparse(source):
         source = csr_array(source)
-    elif hasattr(source, "iloc") and source.ndim == 1:
-        # A column of pandas: a row of numbers in each cell.
-        source = read_embeddings([np.asarray(row) for row in source])
-    elif not hasattr(source, "shape") and hasattr(source, "__getitem__") and len(source):
+    elif is_column(source):
+        source = read_embeddings(_cells(source))
+    elif (
+        not hasattr(source, "shape")
+        and hasattr(source, "__getitem__")
+        and not isinstance(source, dict)
+        and len(source)
+    ):
         width = np.asarray(source[0]).shape
         if len(width) == 1 and not isinstance(source, list | tuple):
             return _Arrays(source, (len(source), width[0]))
         source = read_embeddings(source)
     shape = tuple(getattr(source, "shape", ()))
     if len(shape) != 2 or not all(shape):
-        raise ValueError(f"embeddings must have the shape (rows, dimensions); got {shape}")
+        kind = type(source).__name__
+        raise ValueError(
+            f"embeddings must have the shape (rows, dimensions); got {shape}, a {kind}"
+        )
     return _Arrays(source, (int(shape[0]), int(shape[1])))
+
+
+def is_column(source: Any) -> bool:
+    """Whether it is a column of pandas, polars or pyarrow: a row of numbers in each cell."""
+    one = len(getattr(source, "shape", (0,))) == 1
+    return one and (hasattr(source, "to_list") or hasattr(source, "to_pylist"))
+
+
+def _cells(column: Any) -> list[np.ndarray]:
+    rows = [np.asarray(cell.as_py() if hasattr(cell, "as_py") else cell) for cell in column]
+    for number, row in enumerate(rows):
+        if row.dtype.kind not in "fiub" or row.shape != rows[0].shape:
+            what = row.shape if row.ndim else repr(row.item())
+            raise ValueError(
+                f"the cells of a column must be rows of numbers of one length; row {number} is "
+                f"{what}, the first {rows[0].shape}"
+            )
+    return rows
 
 
 def _float32(rows: Any, first: int, width: int) -> np.ndarray:

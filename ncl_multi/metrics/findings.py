@@ -58,6 +58,11 @@ def findings(
         raise ValueError(
             f"expected one target per row, {fires.shape[0]}; got the shape {values.shape}"
         )
+    if values.dtype.kind == "O":
+        # NaN, a missing text of pandas, is not equal to itself.
+        without = [at for at, value in enumerate(values) if value is None or value != value]
+        if without:
+            raise ValueError(f"every row needs a target; row {without[0]} has none")
     if names is not None and len(names) != fires.shape[1]:
         raise ValueError(f"expected one name per dimension, {fires.shape[1]}; got {len(names)}")
     active = np.asarray(fires.sum(axis=0)).astype(int)

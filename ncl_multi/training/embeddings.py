@@ -1,7 +1,7 @@
 """Learning from embeddings only: which rows belong together, and the loss of a batch of them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.head import axes_both_ways, k_means, top_k
-from ncl_multi.losses import imitation, info_nce
+from ncl_multi.losses import imitation, imitation_and_contrast, info_nce
 from ncl_multi.training.neighbours import Neighbours
 
 Rows = Int[Tensor, " n"]
 Embeddings = Float[Tensor, "n width"]
-CoderStart = Literal["both", "axes", "clusters"]
 _STARTED_ON = 8192
 """Rows that the start of the dimensions is computed from."""
+_ROWS_PER_CLUSTER = 3
+"""With fewer, a dimension would start on a single row."""
+_CLUSTER_LENGTH = 0.5
+"""Of dimensions that start on clusters; with 1 they would leave few entries to the axes."""
 
 
 @runtime_checkable
@@ -134,13 +137,15 @@ def read_examples(
     return Examples(rows, whole, near, same_rows(x), numbers)
 
 
-def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
+@torch.no_grad()
+def start_heads(heads: Any, data: Examples) -> None:
     """Let dimensions start on what the embeddings are made of; those of two sides on pairs.
 
     Clusters fire for rows of one kind, which is what few entries need. Axes, a dimension for either
-    direction, hold what clusters leave out, which is what many entries add; with `both` they take
-    at most half of the dimensions. Two heads start on the halves of clusters of partners side by
-    side, so that from the first step a dimension fires for the same things on both sides.
+    direction, hold what clusters leave out, which is what many entries add; they take at most half
+    of the dimensions. If there are few rows, the last dimensions start at random. Two heads start
+    on the halves of clusters of partners side by side, so that from the first step a dimension
+    fires for the same things on both sides.
     """
     drawn = torch.from_numpy(_draw(len(data.rows), _STARTED_ON))
     sides = [
@@ -149,28 +154,22 @@ def start_heads(heads: Any, data: Examples, start: CoderStart) -> None:
     ][: len(heads)]
     means = [x.mean(dim=0) for x in sides]
     around = [x - mean for x, mean in zip(sides, means, strict=True)]
-    dims = heads[0].out_dim
+    both = [F.normalize(x, dim=1) for x in around]
+    dims, count, width = heads[0].out_dim, *sides[0].shape
     if len(heads) == 1:
-        axes = {"axes": dims, "clusters": 0}.get(start, min(2 * sides[0].shape[1], dims // 2))
-        directions = []
-        if axes < dims:
-            directions.append(k_means(F.normalize(around[0], dim=1), dims - axes))
-        if axes:
-            directions.append(axes_both_ways(around[0])[:axes])
-        heads[0].start_at(
-            torch.cat([F.normalize(starts, dim=1) for starts in directions]), plain=True
-        )
+        axes = axes_both_ways(around[0])[: min(2 * width, dims // 2)]
+        centres = k_means(both[0], min(dims - len(axes), -(-count // _ROWS_PER_CLUSTER)))
+        heads[0].start_at(torch.cat([F.normalize(centres, dim=1), axes]), plain=True)
+        heads[0].out.weight[: len(centres)] *= _CLUSTER_LENGTH
     else:
-        both = [F.normalize(x, dim=1) for x in around]
         centres = k_means(torch.cat(both, dim=1), dims)
         for head, starts in zip(
             heads, centres.split([x.shape[1] for x in both], dim=1), strict=True
         ):
             head.start_at(starts, plain=True)
-    with torch.no_grad():
-        for head, mean in zip(heads, means, strict=True):
-            # The mean is common to all rows, so it is removed.
-            head.out.bias.copy_(-(head.out.weight @ mean))
+    for head, mean in zip(heads, means, strict=True):
+        # The mean is common to all rows, so it is removed.
+        head.out.bias.copy_(-(head.out.weight @ mean))
 
 
 class EmbeddingObjective(nn.Module):
@@ -184,9 +183,8 @@ class EmbeddingObjective(nn.Module):
         model: The head of the anchors and, if partners come from another space, of the partners.
         data: Which rows belong together.
         ks: Numbers of entries to train for.
-        temperature: Temperature of `info_nce`.
+        temperature: Temperature of both terms; a low one considers only the nearest rows.
         imitation: Weight of the imitation term.
-        teacher_temperature: Temperature of that term; a low one considers only the nearest rows.
         noise: Length of the random vector that is added to each embedding, as a share of its own.
     """
 
@@ -198,13 +196,11 @@ class EmbeddingObjective(nn.Module):
         *,
         temperature: float,
         imitation: float,
-        teacher_temperature: float,
         noise: float,
     ):
         super().__init__()
         self.model, self.data, self.ks = model, data, list(ks)
-        self.temperature, self.imitation = temperature, imitation
-        self.teacher_temperature, self.noise = teacher_temperature, noise
+        self.temperature, self.imitation, self.noise = temperature, imitation, noise
 
     def forward(self, batch: Int[Tensor, "n columns"]) -> tuple[Tensor, Tensor]:
         """The loss of these rows and of their partners, and their codes."""
@@ -221,12 +217,25 @@ class EmbeddingObjective(nn.Module):
         k = self.ks[int(torch.randint(len(self.ks), ()))]
         whole = self._codes(h)
         za, zb = (top_k(z, k) for z in whole)
-        total = whole[0].new_zeros(())
-        for query in (za, whole[0]):
-            total = total + info_nce(query, zb, temperature=self.temperature, groups=groups)
-            if self.imitation:
-                total = total + self.imitation * self._unlike((query, zb), h)
+        total = self._loss((za, zb), h, groups) + self._loss((whole[0], zb), h, groups)
         return total * self.weight(k) / 2, whole[0]
+
+    def _loss(self, z: tuple[Tensor, Tensor], h: Sequence[Tensor], groups: Tensor) -> Tensor:
+        """`info_nce` and the divergence of the codes' similarities from the embeddings'.
+
+        Embeddings of two spaces have no cosine, so halves of each side are compared.
+        """
+        if len(self.model) == 1:
+            unlike, contrast = imitation_and_contrast(
+                z, (h[0], h[1]), self.temperature, groups=groups
+            )
+            return contrast + self.imitation * unlike
+        half = len(h[0]) // 2
+        unlike = h[0].new_zeros(())
+        for codes, x in zip(z, h, strict=True):
+            parts = (codes[:half], codes[half:]), (x[:half], x[half:])
+            unlike = unlike + imitation(*parts, self.temperature) / 2
+        return info_nce(*z, temperature=self.temperature, groups=groups) + self.imitation * unlike
 
     def weight(self, k: int) -> float:
         """Weight of a step with k entries: a small k has the most to learn. One on average."""
@@ -237,20 +246,6 @@ class EmbeddingObjective(nn.Module):
         if len(self.model) == 1:
             return self.model[0](torch.cat(noisy)).split(len(noisy[0]))
         return [head(x) for head, x in zip(self.model, noisy, strict=True)]
-
-    def _unlike(self, z: tuple[Tensor, Tensor], h: Sequence[Tensor]) -> Tensor:
-        """The divergence of the codes' similarities from those of the embeddings.
-
-        Embeddings of two spaces have no cosine, so halves of each side are compared.
-        """
-        if len(self.model) == 1:
-            return imitation(z, (h[0], h[1]), self.teacher_temperature)
-        half = len(h[0]) // 2
-        sides = [
-            imitation((codes[:half], codes[half:]), (x[:half], x[half:]), self.teacher_temperature)
-            for codes, x in zip(z, h, strict=True)
-        ]
-        return sum(sides, h[0].new_zeros(())) / len(sides)
 
 
 def _checked_pairs(pairs: np.ndarray, first: int, second: int) -> np.ndarray:

@@ -4,34 +4,45 @@ Usage:
     python recipes/one_line/topics_of_a_corpus.py
 """
 
+import inspect
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
-from sklearn.datasets import load_digits
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.pipeline import make_pipeline
 
 import ncl_multi as ncl
 
-WORDS = "zero one two three four five six seven eight nine".split()  # noqa: SIM905
+MODULES = ("cluster", "fft", "interpolate", "linalg", "ndimage", "signal", "sparse", "stats")
+
+
+def read_corpus() -> tuple[list[str], list[str]]:
+    """Documents, and a label of each: what SciPy's functions do, and the module they are in."""
+    label_of = {}
+    for name in MODULES:
+        for member in vars(import_module(f"scipy.{name}")).values():
+            about = " ".join((inspect.getdoc(member) or "").split()[:60])
+            if inspect.isfunction(member) and len(about.split()) == 60:
+                label_of.setdefault(about, name)
+    return list(label_of), list(label_of.values())
 
 
 def main() -> None:
-    # Any embeddings with something to read for each row; here 8x8 pictures of digits.
-    digits = load_digits()
-    x, labels = digits.data[:600], digits.target[:600]
-    items = [f"a {WORDS[label]}" for label in labels]
+    texts, labels = read_corpus()
+    # In place of a sentence encoder, whose embeddings know more: any row of numbers per text.
+    embed = make_pipeline(TfidfVectorizer(stop_words="english"), TruncatedSVD(64, random_state=0))
+    x = embed.fit_transform(texts)
 
-    coder = ncl.SparseCoder(dims=64, k=4, steps=60, random_state=0).fit(x)  # <- the line
+    coder = ncl.SparseCoder(dims=128, k=6, steps=60, random_state=0).fit(x)  # <- the line
 
-    coder.name(items)
-    topics = coder.transform(x[:3])
-    names = coder.get_feature_names_out()
-    for row in range(3):
-        topic_row = topics[[row]]
-        parts = sorted(zip(topic_row.data, names[topic_row.indices], strict=True), reverse=True)
-        print(items[row], [f"{name} {weight:.2f}" for weight, name in parts])
-    for finding in coder.findings(x, items)[:3]:
+    coder.name(texts)
+    for text, topics in zip(texts[:300:100], coder.topics(x[:300:100]), strict=True):
+        print(text[:60], [f"{topic.name} {topic.share:.0%}" for topic in topics])
+    for finding in coder.findings(x, labels)[:3]:
         print(f"{finding.name}: {finding.effect:+.0%} {finding.value}, p = {finding.p_value:.1g}")
-    page = coder.atlas(x, items, labels, out=Path(tempfile.mkdtemp()) / "topics")
+    page = coder.atlas(x, texts, labels, out=Path(tempfile.mkdtemp()) / "topics")
     print(f"what each topic means: {page}")
 
 

@@ -95,10 +95,12 @@ def test_settings_are_chosen_by_texts_that_find_their_rest(here):
     cfg = evals["Config"](k=(2, 4))
     row = evals["compare"]({"dims": 24, "steps": 3}, x, x, np.arange(120) % 5, cfg)
     measures = {f"{name}_{k}" for name in ("item", "topic", "kept") for k in (2, 4)}
-    assert set(row) == measures | {f"{name}_whole_query" for name in measures}
+    pure = {"purity_2", "purity_4"}
+    assert set(row) == measures | {f"{name}_whole_query" for name in measures} | pure
     assert all(0 < value < 1.5 for value in row.values())
     without = evals["compare"]({"dims": 24, "steps": 3}, x, x, None, cfg)
-    assert set(row) - set(without) == {name for name in row if name.startswith("topic")}
+    topics = {name for name in row if name.startswith("topic")}
+    assert set(row) - set(without) == topics | pure
     near = np.array([[0, 1]])
     codes = csr_array(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
     assert evals["kept_neighbours"](near, codes[[0]], codes) == 0.5
@@ -110,3 +112,15 @@ def test_docstrings_are_texts_to_choose_by():
     assert len({text.kind for text in texts}) > 10
     assert all(len(text.query.split()) >= 4 for text in texts)
     assert all(20 <= len(text.document.split()) <= 100 for text in texts)
+
+
+def test_held_out_photographs_take_their_captions_with_them():
+    evals = script("evals/two_sides.py")
+    links = np.array([[0, 2], [0, 0], [1, 1], [2, 3], [2, 1]])
+    whole = evals["Sides"](np.arange(3)[:, None], 10 * np.arange(4)[:, None], links)
+    train, held = evals["_hold_out"](whole, 1)
+    assert train.images[train.links[:, 0], 0].tolist() == [0, 0, 1]
+    assert train.texts[train.links[:, 1], 0].tolist() == [20, 0, 10]
+    assert held.images[held.links[:, 0], 0].tolist() == [2, 2]
+    assert held.texts[held.links[:, 1], 0].tolist() == [30, 10]
+    assert evals["_relevant"](held).toarray().tolist() == [[1, 1]]

@@ -82,10 +82,10 @@ def test_the_loss_is_contrast_and_imitation_of_cut_and_whole_codes():
         [Shards(rows().numpy())], None, np.arange(30) % 7, neighbours=3, max_rows=99
     )
     head = NonNegHead(6, 16, batch_norm=False)
-    start_heads([head], data, "axes")
+    start_heads([head], data)
     objective = EmbeddingObjective(
         nn.ModuleList([head]), data, [3], temperature=0.1, imitation=2.0,
-        teacher_temperature=0.05, noise=0.0,
+        noise=0.0,
     )  # fmt: skip
     torch.manual_seed(3)
     loss, z = objective(torch.arange(12)[:, None])
@@ -98,7 +98,7 @@ def test_the_loss_is_contrast_and_imitation_of_cut_and_whole_codes():
     for query in (top_k(whole[0], 3), whole[0]):
         other = top_k(whole[1], 3)
         expected += info_nce(query, other, temperature=0.1, groups=groups).item() / 2
-        expected += 2.0 * imitation((query, other), (h[0], h[1]), 0.05).item() / 2
+        expected += 2.0 * imitation((query, other), (h[0], h[1]), 0.1).item() / 2
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert torch.allclose(z, whole[0], atol=1e-6)
 
@@ -107,25 +107,26 @@ def test_dimensions_start_on_what_rows_do_not_have_in_common():
     common = rows() + 20
     data = read_examples([Shards(common.numpy())], None, None, neighbours=3, max_rows=99)
     head = NonNegHead(6, 12, batch_norm=False)
-    start_heads([head], data, "axes")
+    start_heads([head], data)
     share = (head(F.normalize(common, dim=1)) > 0).float().mean(dim=0)
     assert share.min() > 0.1
     assert share.max() < 0.9
 
 
-@pytest.mark.parametrize("dims", [8, 40])
-def test_dimensions_start_on_clusters_and_on_axes_both_ways(dims):
+@pytest.mark.parametrize(("dims", "clusters", "axes"), [(8, 4, 4), (30, 18, 12), (40, 20, 12)])
+def test_dimensions_start_on_clusters_and_on_axes_both_ways(dims, clusters, axes):
     x = rows(60)
     data = read_examples([Shards(x.numpy())], None, None, neighbours=3, max_rows=99)
     head = NonNegHead(6, dims, batch_norm=False)
     torch.manual_seed(0)
-    start_heads([head], data, "both")
+    start_heads([head], data)
     weight = head.out.weight.detach()
-    assert torch.allclose(weight.norm(dim=1), torch.ones(dims), atol=1e-5)
-    axes = weight[-min(12, dims // 2) :]
-    assert torch.allclose(axes[0::2], -axes[1::2], atol=1e-5)
     unit = F.normalize(x, dim=1)
     around = F.normalize(unit - unit.mean(dim=0), dim=1)
     torch.manual_seed(0)
-    centres = F.normalize(k_means(around, dims - len(axes)), dim=1)
-    assert torch.allclose(weight[: -len(axes)], centres, atol=1e-5)
+    # At most a cluster for three rows, half as long as the axes.
+    centres = F.normalize(k_means(around, clusters), dim=1) / 2
+    assert torch.allclose(weight[:clusters], centres, atol=1e-5)
+    signed = weight[clusters : clusters + axes]
+    assert torch.allclose(signed[0::2], -signed[1::2], atol=1e-5)
+    assert torch.allclose(weight[clusters:].norm(dim=1), torch.ones(dims - clusters), atol=1e-5)

@@ -54,9 +54,9 @@ class NonNegClip(
         towers: A name, see `load_towers`, or `Towers` of your own.
         dims: Number of non-negative dimensions.
         seed: Seed of the initial weights.
-        options: Options of `ClipHeads`. Unless they are given, k is 7, or 2 % of more than 384 dimensions,
-            the spectral loss weighs 10, half of the features are dropped in training, and the
-            temperature starts at .05, not below .03.
+        options: Options of `ClipHeads`. Unless they are given, k is 7, or 2 % of more than 384
+            dimensions, the spectral loss weighs 10, half of the features are dropped in training,
+            and the temperature starts at .05, not below .03.
     """
 
     kind = "clip"
