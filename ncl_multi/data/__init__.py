@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ncl_multi.data.abstracts import pubmed
     from ncl_multi.data.cifar import cifar10
     from ncl_multi.data.emojis import emoji
     from ncl_multi.data.fashion import fashion_mnist
@@ -38,6 +39,7 @@ _WHERE = {
     "minilm": "towers",
     "mpnet": "towers",
     "planetoid": "graphs",
+    "pubmed": "abstracts",
     "sick": "sts",
     "snli": "nli",
     "stsb": "sts",
@@ -60,6 +62,7 @@ __all__ = [
     "minilm",
     "mpnet",
     "planetoid",
+    "pubmed",
     "sick",
     "snli",
     "stsb",

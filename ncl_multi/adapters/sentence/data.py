@@ -29,9 +29,9 @@ def read_corpus(
     """A corpus by name or file.
 
     `broad` are dictionary entries of WordNet, each a text; entries with a sentence in which the
-    word is used; and triplets of SNLI: in this order 5 : 1 : 2. From these named sets, sentences of
-    the STS-B and SICK test data are left out, compared without case and punctuation. Your own texts
-    are not filtered.
+    word is used; triplets of SNLI; and titles with their abstracts from PubMed: in this order
+    4 : 1 : 2 : 1. From these named sets, sentences of the STS-B and SICK test data are left out,
+    compared without case and punctuation. Your own texts are not filtered.
 
     Args:
         source: `broad`, `wordnet`, `snli`; a file, or `hf:<name>` on the hub, see `read_examples`;
@@ -108,8 +108,10 @@ def _named(source: str, limit: int | None) -> list[Any]:
     used = [(s.entry, text) for s in synsets for text in s.examples if len(text.split()) >= 4]
     if source == "wordnet":
         return [entries[:limit]]
-    limit = limit or 8 * len(entries) // 5
-    return [entries[: 5 * limit // 8], used[: limit // 8], data.snli(limit // 4)]
+    limit = limit or 2 * len(entries)
+    return [
+        entries[: limit // 2], used[: limit // 8], data.snli(limit // 4), data.pubmed(limit // 8)
+    ]  # fmt: skip
 
 
 def _shuffled() -> list[Any]:
