@@ -497,12 +497,10 @@ def test_pubmed_has_titles_and_abstracts_of_english_articles(own_cache, monkeypa
             f"</Abstract><Language>{language}</Language></Article></PubmedArticle>"
         )
 
-    first = article("On <sub>small</sub> bees.", 18) + article("On small bees.", 17)
-    second = article("Two words", 30) + article("Von kleinen Bienen.", 30, "ger")
-    files = {
-        name: gzip.compress(f"<Set>{articles}</Set>".encode())
-        for name, articles in zip(abstracts._FILES, (first, second), strict=True)
-    }
+    articles = [article("On <sub>small</sub> bees.", 18), article("On small bees.", 17)]
+    articles += [article("Two words", 30), article("Von kleinen Bienen.", 30, "ger")]
+    packed = gzip.compress(f"<Set>{''.join(articles)}</Set>".encode())
+    files = {abstracts._FILE: packed}
     monkeypatch.setattr(abstracts, "PACKAGE", make_wheel(own_cache, files, "p"))
     assert data.pubmed() == [("On small bees.", "one two " + " ".join(["word"] * 18))]
 
