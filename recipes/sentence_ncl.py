@@ -25,8 +25,8 @@ class Config(SentenceConfig):
     out: Path = Path("runs/sentence_ncl")
     """Folder for the checkpoint, the models, the features and the report."""
     data: str = "broad"
-    """`broad` (WordNet and SNLI), `wordnet`, `snli`; a csv, tsv, jsonl, parquet or txt file of
-    texts, documents, pairs or triplets; `hf:<name>` from the hub; a collection to search:
+    """`broad` (WordNet, SNLI and PubMed), `wordnet`, `snli`; a csv, tsv, jsonl, parquet or txt file
+    of texts, documents, pairs or triplets; `hf:<name>` from the hub; a collection to search:
     `cranfield` (NCL_DATA), or a folder in the layout of BEIR."""
     columns: tuple[str, ...] | None = None
     """Columns of the table: a text; anchor and positive; or anchor, positive and hard negative."""

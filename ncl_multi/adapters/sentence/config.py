@@ -30,23 +30,15 @@ class SentenceConfig(TrainConfig):
     rest are paired with a noisy copy of themselves."""
     mined_among: int = 8
     """Mined positives are drawn from this many nearest; the nearer, the likelier."""
-    mined_negatives: bool = False
-    """Where some examples have a hard negative, also give those without one the farthest of their
-    anchor's neighbours."""
-    blended: float = 0.7
-    """Share of neighbours that are replaced by artificial documents: the mean of a text's features
-    and those of two neighbours. Texts to search are longer than most training texts."""
     passages: bool | None = None
     """Whether texts are documents, each paired with its own sentences; None detects it."""
     correlation: float = 30.0
     """Weight of the correlation between the cosines of codes and those of the encoder."""
     imitation: float = 10.0
-    """Weight of learning from the encoder which neighbours are near which texts of a batch, for
-    short codes of the texts and for whole ones, as of queries."""
+    """Weight of learning from the encoder which positives of a batch are near which anchors, for
+    short codes of the anchors and for whole ones, as of queries."""
     scores: float = 0.5
     """Weight of the correlation with human scores, where the corpus has any."""
-    neighbours: int = 64
-    """Pairs whose cosines are compared include a sentence and one of this many neighbours."""
     reconstruction: float = 0.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     dropout: float = 0.05
@@ -56,8 +48,8 @@ class SentenceConfig(TrainConfig):
     steps: int | None = 250
     """Stop after this many steps instead of after `epochs`: a head that starts on axes needs
     few steps, and gets worse on other kinds of texts if it is trained for long."""
-    batch_size: int = 192
+    batch_size: int = 384
     """Examples per process."""
-    lr: float = 3e-4
+    lr: float = 1e-3
     ema: float | None = 0.98
     """End with a moving average of the weights, which are noisy with few pairs."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.data.fetch import cache
@@ -115,7 +114,7 @@ class Examples:
 
     An example without a positive gets one of its anchor's nearest others, or the anchor itself,
     which dropout makes another view. Where any example has a hard negative, one without gets
-    its own positive, which counts as none, or the farthest of its anchor's neighbours.
+    its own positive, which counts as none.
 
     Args:
         h: The encoder's features of all sentences.
@@ -128,7 +127,7 @@ class Examples:
     @cached_property
     def around(self) -> Neighbours:
         """The neighbours of all sentences, computed on first use."""
-        return Neighbours(self.h, self.config.neighbours)
+        return Neighbours(self.h, self.config.mined_among)
 
     def columns(self, batch: Int[Tensor, "n columns"]) -> list[Int[Tensor, " n"]]:
         """The columns of a batch of examples, each with a sentence for every row."""
@@ -136,28 +135,13 @@ class Examples:
         positives = others[0] if others else torch.full_like(anchors, -1)
         if (positives < 0).any():
             near = torch.rand(len(anchors)) < self.config.mined
-            mined = self.around.of(anchors, self.config.mined_among) if near.any() else anchors
+            mined = self.around.of(anchors) if near.any() else anchors
             positives = torch.where(positives < 0, torch.where(near, mined, anchors), positives)
         columns = [anchors, positives]
         if len(others) > 1:
-            negatives = others[1]
-            if (negatives < 0).any():
-                # Its own positive is a rival of the other anchors only, in `contrast`.
-                mine_negatives = self.config.mined_negatives
-                none = self.around.nearest[anchors, -1] if mine_negatives else positives
-                negatives = torch.where(negatives < 0, none, negatives)
-            columns.append(negatives)
+            # Its own positive is a rival of the other anchors only, in `contrast`.
+            columns.append(torch.where(others[1] < 0, positives, others[1]))
         return columns
-
-    def blended(self, rows: Int[Tensor, " m"], near: Int[Tensor, " m"]) -> Tensor:
-        """Features of a neighbour of each row; a share of them are artificial documents.
-
-        These are the mean of three texts near each other, with the length of the first.
-        """
-        h = self.h[near]
-        mean = h + self.h[self.around.of(near)] + self.h[self.around.of(rows)]
-        document = normalize(mean, dim=1) * h.norm(dim=1, keepdim=True)
-        return torch.where(torch.rand(len(h), 1) < self.config.blended, document, h)
 
 
 def cached_features(model: Any, sentences: Sequence[str], precision: str = "fp32") -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ncl_multi import data
-from ncl_multi.adapters.sentence.corpus import Corpus
+from ncl_multi.adapters.sentence.corpus import Corpus, passages_of
 from ncl_multi.data.tables import read_table
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,10 @@ def read_corpus(
     """A corpus by name or file.
 
     `broad` are dictionary entries of WordNet, each a text; entries with a sentence in which the
-    word is used; and triplets of SNLI: in this order 5 : 1 : 2. From these named sets, sentences of
-    the STS-B and SICK test data are left out, compared without case and punctuation. Your own texts
-    are not filtered.
+    word is used; triplets of SNLI; and abstracts of PubMed, each with its title and with a few of
+    its own sentences. From these named sets, sentences of the STS-B and
+    SICK test data are left out, compared without case and punctuation. Your own texts are not
+    filtered.
 
     Args:
         source: `broad`, `wordnet`, `snli`; a file, or `hf:<name>` on the hub, see `read_examples`;
@@ -108,8 +109,19 @@ def _named(source: str, limit: int | None) -> list[Any]:
     used = [(s.entry, text) for s in synsets for text in s.examples if len(text.split()) >= 4]
     if source == "wordnet":
         return [entries[:limit]]
-    limit = limit or 8 * len(entries) // 5
-    return [entries[: 5 * limit // 8], used[: limit // 8], data.snli(limit // 4)]
+    limit = limit or 2 * len(entries)
+    kinds: list[Any] = [used[: limit // 8], data.snli(limit // 4), _found(limit // 5)]
+    return [entries[: limit - sum(map(len, kinds))], *kinds]
+
+
+def _found(limit: int) -> list[tuple[str, str]]:
+    """Abstracts, each to be found by its title and by its own sentences."""
+    pairs = [
+        (query, abstract)
+        for title, abstract in data.pubmed(limit // 4)
+        for query in (title, *passages_of(abstract, 3))
+    ]
+    return pairs[:limit]
 
 
 def _shuffled() -> list[Any]:

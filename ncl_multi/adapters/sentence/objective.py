@@ -17,7 +17,7 @@ from ncl_multi.losses import correlation_loss, imitation, info_nce, spectral
 Codes = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
 
-# For cosines of a text and neighbours of all texts; a low one considers the nearest only.
+# For cosines of anchors and all positives of a batch; a low one considers the nearest only.
 _TEACHER_TEMPERATURE = 0.05
 
 
@@ -99,40 +99,30 @@ class SentenceObjective(nn.Module):
         config, device = self.config, batch.device
         columns = self.examples.columns(batch.cpu())
         first, second, scores = self.corpus.draw_pairs(2 * len(batch))
-        drawn = [first, second]
-        if config.correlation or config.imitation:
-            drawn += self.examples.around.draw(2 * len(batch))
-        rows = torch.cat([*columns, *drawn])
-        sizes = [len(column) for column in (*columns, *drawn)]
-        h = self.h[rows]
-        if len(drawn) > 2 and config.blended and not config.finetune:
-            h = torch.cat([h[: -sizes[-1]], self.examples.blended(*drawn[2:])])
-        h = h.to(device)
+        rows = torch.cat([*columns, first, second])
+        sizes = [len(column) for column in (*columns, first, second)]
+        h = self.h[rows].to(device)
         z = self.model(self._inputs(rows, h))
         cut = z if self.k is None else top_k(z, self.k)
         self.batches += 1
-        parts, loss = _gathered(cut, sizes), z.new_zeros(())
+        parts, encoded = _gathered(cut, sizes), _gathered(h, sizes)[: len(columns)]
+        codes, loss = parts[: len(columns)], z.new_zeros(())
         if config.contrast:
             texts = torch.cat([gather(column.to(device)) for column in columns[1:]])
             loss = loss + config.contrast * contrast(
-                parts[: len(columns)],
-                loss=config.loss,
-                temperature=config.temperature,
-                groups=texts,
+                codes, loss=config.loss, temperature=config.temperature, groups=texts
             )
-        encoded = _gathered(h, sizes) if len(drawn) > 2 else []
         if config.correlation:
             cosines = F.cosine_similarity(*_pairs(encoded))
-            loss = loss + config.correlation * correlation_loss(*_pairs(parts), cosines)
+            loss = loss + config.correlation * correlation_loss(*_pairs(codes), cosines)
         if config.imitation:
-            whole = _gathered(z, sizes)[-2]
-            # Short codes against each other; whole ones, as of queries, against short ones.
-            for texts in (parts[-2], whole):
-                student, teacher = (texts, parts[-1]), (encoded[-2], encoded[-1])
+            # Short anchors, and whole ones, as of queries, against short positives.
+            for anchors in (codes[0], gather(z[: sizes[0]])):
+                student, teacher = (anchors, codes[1]), (encoded[0], encoded[1])
                 loss = loss + config.imitation * imitation(student, teacher, _TEACHER_TEMPERATURE)
         scores = gather(scores.to(device))
         if config.scores and len(scores):
-            left, right = parts[len(columns) : len(columns) + 2]
+            left, right = parts[len(columns) :]
             loss = loss + config.scores * correlation_loss(left, right, scores)
         if self.rebuild is not None:
             loss = loss + config.reconstruction * F.mse_loss(self.rebuild(cut), h)
@@ -150,15 +140,13 @@ def _gathered(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [gather(rows) for rows in x.split(list(sizes))]
 
 
-def _pairs(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _pairs(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Both sides of all pairs whose cosines should be the encoder's.
 
-    Sentences of one example, near ones, scored pairs, and any two.
+    Anchors with their positives, with their hard negatives, and with any other anchor.
     """
-    *examples, first, second, near, far = parts
-    left = torch.cat([examples[0], examples[0], near, first, near])
-    right = torch.cat([examples[1], examples[-1], far, second, near.roll(1, 0)])
-    return left, right
+    anchors, *others = columns
+    return torch.cat([anchors] * len(columns)), torch.cat([*others, anchors.roll(1, 0)])
 
 
 class NonNegLoss(nn.Module):
