@@ -489,11 +489,14 @@ for name, (save, read, path) in kinds.items():
     took = time.perf_counter() - began
     whole, seen, odd = 0, set(), []
     for kill in range(kills):
+        ready, tell = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(tell, b".")
             for version in range(2 + 50 * kill, 52 + 50 * kill):
                 save(path, version)
             os._exit(0)
+        os.read(ready, 1), os.close(ready), os.close(tell)
         time.sleep(draw.uniform(0, 4 * took))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
