@@ -301,7 +301,7 @@ def test_torchvision_models_that_fetch_a_backbone_are_refused(
 GPT = {
     "model_type": "gpt_neo", "max_position_embeddings": 40_000, "hidden_size": 8,
     "num_hidden_layers": 2, "num_layers": 2, "num_attention_heads": 2, "num_heads": 2,
-    "attention_types": [[["global"], 2]],
+    "attention_types": [[["global"], 2]], "classifier_dropout": 0.1,
 }  # fmt: skip
 """Each of its layers has a mask of all positions, which is not among the weights."""
 SWIN = {"model_type": "swin", "depths": [2, 40_000]}
