@@ -301,7 +301,7 @@ def test_torchvision_models_that_fetch_a_backbone_are_refused(
 GPT = {
     "model_type": "gpt_neo", "max_position_embeddings": 40_000, "hidden_size": 8,
     "num_hidden_layers": 2, "num_layers": 2, "num_attention_heads": 2, "num_heads": 2,
-    "attention_types": [[["global"], 2]],
+    "attention_types": [[["global"], 2]], "classifier_dropout": 0.1,
 }  # fmt: skip
 """Each of its layers has a mask of all positions, which is not among the weights."""
 SWIN = {"model_type": "swin", "depths": [2, 40_000]}
@@ -489,11 +489,14 @@ for name, (save, read, path) in kinds.items():
     took = time.perf_counter() - began
     whole, seen, odd = 0, set(), []
     for kill in range(kills):
+        ready, tell = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(tell, b".")
             for version in range(2 + 50 * kill, 52 + 50 * kill):
                 save(path, version)
             os._exit(0)
+        os.read(ready, 1), os.close(ready), os.close(tell)
         time.sleep(draw.uniform(0, 4 * took))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -164,7 +164,8 @@ class _Reader(dcp.FileSystemReader):
         return metadata
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
-        part = super()._slice_file(file, sinfo)
+        # In memory: torch's view of a part of a file cannot be read from its end, as a zip is.
+        part = io.BytesIO(super()._slice_file(file, sinfo).read(sinfo.length))
         check_tensors(part, sinfo.length)
         part.seek(0)
         return part
