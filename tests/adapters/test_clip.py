@@ -170,6 +170,15 @@ def test_two_towers_of_ones_own_train_save_load_and_give_the_same_codes(tmp_path
     maxima = [maps.amax(dim=(2, 3)) for maps in (last, final)]
     expected = torch.cat([last.mean(dim=(2, 3)), *maxima], dim=1)
     assert torch.allclose(seen[:, -384:], expected, atol=1e-6)
+    # Version 0.1 saved no word on stages: its heads read the last one only.
+    towers.save(tmp_path / "saved")
+    path = tmp_path / "saved" / "open_clip_config.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("all_stages")
+    path.write_text(json.dumps(settings))
+    earlier = OpenClipTowers.load(tmp_path / "saved")
+    assert (earlier.image_dim, earlier.text_dim) == (256, 4 * 16)
+    assert earlier.eval().image(pixels).shape == (2, 256)
     tokens = towers.tokens(["a square", "a"])
     assert tokens.shape == (2, 3)
     with torch.no_grad():

@@ -112,7 +112,7 @@ def _two_towers(
         text,
         context_length=config["text_cfg"]["context_length"],
     )
-    return OpenClipTowers(name, model, config, tokenizer, all_layers=True)
+    return OpenClipTowers(name, model, config, tokenizer, all_layers=True, all_stages=True)
 
 
 def _demo_towers(image_size: int | None) -> OpenClipTowers:

@@ -100,11 +100,11 @@ class Towers(nn.Module):
 class OpenClipTowers(Towers):
     """The towers of an open_clip model, which may be a timm and a Hugging Face model inside.
 
-    `all_layers`, for a timm and a Hugging Face tower, takes more than their last layers' means. Of
-    an image: also mean and maximum of the last three stages, which tell shapes and colours that
-    ImageNet's classes do not need. Of a text: means of the embeddings, of the middle and of the
-    last layer, and the last layer's maximum; in its last layer a frozen sentence encoder has lost
-    words that matter for images.
+    `all_layers`, for a Hugging Face text tower, takes more than its last layer's mean: means of the
+    embeddings, of the middle and of the last layer, and the last layer's maximum, side by side.
+    In its last layer a frozen sentence encoder has lost words that matter for images. `all_stages`,
+    for a timm image tower, also takes mean and maximum of the last three stages, which tell shapes
+    and colours that ImageNet's classes do not need; models of version 0.1 are without it.
     """
 
     model: Any
@@ -117,9 +117,10 @@ class OpenClipTowers(Towers):
         tokenizer: Any,
         *,
         all_layers: bool = False,
+        all_stages: bool = False,
     ):
         super().__init__()
-        self.all_layers = all_layers
+        self.all_layers, self.all_stages = all_layers, all_stages
         self.name, self.model, self.config, self.tokenizer = name, model, config, tokenizer
         _keep_out_of_training(model)
         visual = self.model.visual.to(memory_format=torch.channels_last)
@@ -129,6 +130,7 @@ class OpenClipTowers(Towers):
             self.image_dim = visual.trunk.num_features
         if all_layers:
             self.text_dim *= 4
+        if all_stages:
             blank = deepcopy(visual.trunk).to("meta").eval()
             pixels = torch.zeros(1, 3, *visual.image_size, device="meta")
             self.image_dim = _stages(blank, pixels).shape[1]
@@ -136,7 +138,7 @@ class OpenClipTowers(Towers):
     def image(self, pixels: Pixels) -> Float[Tensor, "n image_dim"]:
         # Convolutions are much faster with channels last, also on a CPU.
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        if self.all_layers:
+        if self.all_stages:
             return _stages(self.model.visual.trunk, pixels)
         return self.model.encode_image(pixels)
 
@@ -181,16 +183,21 @@ class OpenClipTowers(Towers):
             "model_cfg": self.config,
             "preprocess_cfg": self.model.visual.preprocess_cfg,
             "all_layers": self.all_layers,
+            "all_stages": self.all_stages,
         }
         (folder / "open_clip_config.json").write_text(json.dumps(settings, indent=2))
 
     @staticmethod
     def load(folder: Path) -> "OpenClipTowers":
         path = folder / "open_clip_config.json"
-        saved = read_json(path, keys=("name", "model_cfg", "preprocess_cfg", "all_layers"))
+        keys = ("name", "model_cfg", "preprocess_cfg", "all_layers")
+        saved = read_json(path, keys, optional=("all_stages",))
         name, config, preprocess = saved["name"], saved["model_cfg"], saved["preprocess_cfg"]
-        if not isinstance(name, str) or not isinstance(saved["all_layers"], bool):
-            raise ValueError(f"{path} must give name as a text and all_layers as true or false")
+        several = {key: saved.get(key, False) for key in ("all_layers", "all_stages")}
+        if not isinstance(name, str) or set(map(type, several.values())) != {bool}:
+            raise ValueError(
+                f"{path} must give name as a text, all_layers and all_stages as true or false"
+            )
         check_open_clip(config, path)
         _check_fields(preprocess, PreprocessCfg, f"preprocess_cfg of {path}")
         text = config["text_cfg"]
@@ -208,7 +215,7 @@ class OpenClipTowers(Towers):
             )
         else:
             tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=length, **options)
-        return OpenClipTowers(name, model, config, tokenizer, all_layers=saved["all_layers"])
+        return OpenClipTowers(name, model, config, tokenizer, **several)
 
 
 class HuggingFaceTowers(Towers):
