@@ -26,11 +26,14 @@ from ncl_multi.log import show_messages
 COMPARED: tuple[dict[str, Any], ...] = (
     {},
     {"steps": 0},
-    {"lr": 3e-4},
+    {"dims": 448},
     {"contrast": 0.0},
-    {"data": "without abstracts"},
-    {"imitation": 0.0},
+    {"dims": 512},
     {"imitation": 30.0},
+    {"lr": 1e-3},
+    {"data": "without abstracts"},
+    {"contrast": 4.0},
+    {"imitation": 0.0},
     {"correlation": 100.0},
     {"steps": 500},
     {"temperature": 0.2},
@@ -87,13 +90,13 @@ def neighbours(cfg: Config, count: int) -> Any:
 
 
 @cache
-def start(cfg: Config) -> tuple[Any, Any]:
+def start(cfg: Config, dims: int) -> tuple[Any, Any]:
     """The mean of the texts and their sparse axes, in both directions."""
     from ncl_multi.adapters.sentence.model import both_directions
 
     _, h, _ = prepared(cfg)
     centre = h.mean(dim=0)
-    return centre, both_directions(h - centre)
+    return centre, both_directions(h - centre, dims)
 
 
 def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]:
@@ -117,10 +120,11 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
     if setting.get("data") == "without abstracts":
         abstract = torch.tensor([len(text.split()) > 60 for text in corpus.sentences])
         examples = examples[~abstract[examples[:, 1]] | (examples[:, 1] < 0)]
-    centre, directions = start(cfg)
+    dims = setting.get("dims", h.shape[1])
+    centre, directions = start(cfg, dims)
     torch.manual_seed(seed)
-    head = HeadOptions(setting.get("dims", 7 * h.shape[1] // 4), batch_norm=False).build(h.shape[1])
-    head.start_at(directions[: head.out_dim])
+    head = HeadOptions(dims, batch_norm=False).build(h.shape[1])
+    head.start_at(directions)
     head.centre_on(centre)
     if not untrained:
         objective = SentenceObjective(head, corpus, h, ACTIVE, config)

@@ -39,7 +39,7 @@ class Config(SentenceConfig):
     pooling: Literal["mean", "cls", "last", "own"] | None = None
     """How tokens become one vector; None takes the model's own."""
     dims: int | None = None
-    """Number of non-negative dimensions; None for seven quarters of the encoder's."""
+    """Number of non-negative dimensions; None for the encoder's."""
     hidden_dim: int | None = None
     """Width of a hidden layer in the head; None for a linear head."""
     activation: Activation = "relu"

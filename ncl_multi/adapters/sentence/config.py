@@ -50,6 +50,6 @@ class SentenceConfig(TrainConfig):
     few steps, and gets worse on other kinds of texts if it is trained for long."""
     batch_size: int = 384
     """Examples per process."""
-    lr: float = 1e-3
+    lr: float = 3e-4
     ema: float | None = 0.98
     """End with a moving average of the weights, which are noisy with few pairs."""

@@ -48,8 +48,7 @@ def wrap(
     Args:
         encoder: A name on the hub; `minilm`, `mpnet` or `wordllama`, which come as packages; a
             folder; or a loaded module (of transformers, or a `SentenceTransformer`).
-        dims: Width of the codes; None for seven quarters of the encoder's: both directions of every
-            axis, except those that hardly fire.
+        dims: Width of the codes; None for the encoder's: both directions of half as many axes.
         pooling: `own` is the pooling the model was trained with: the modules of a
             sentence-transformers model, the last token of a decoder, the pooled output of CLIP.
             None takes it if there is one, else the mean of text tokens, or the class token.
@@ -67,7 +66,7 @@ def wrap(
     """
     encoder = encoder_source(encoder) if isinstance(encoder, str) else encoder
     body = Encoder.load(encoder, pooling, tower, processor, trust_remote_code)
-    head = HeadOptions(dims or 7 * body.width // 4, hidden_dim, activation, batch_norm, density, k)
+    head = HeadOptions(dims or body.width, hidden_dim, activation, batch_norm, density, k)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = head.build(body.width)
@@ -156,7 +155,7 @@ class NonNegEncoder(
         if self.head.hidden_dim is None and config.start != "random":
             mean = h.mean(dim=0)
             if config.start == "axes":
-                self.head.start_at(both_directions(h - mean)[: self.head.out_dim])
+                self.head.start_at(both_directions(h - mean, self.head.out_dim))
             else:
                 self.head.start_on(h - mean, config.start)
             self.head.centre_on(mean)
@@ -235,24 +234,26 @@ def _fresh_head(options: dict[str, Any], width: int) -> NonNegHead:
 
 
 def both_directions(
-    x: Float[Tensor, "n width"], most: int = 20_000
+    x: Float[Tensor, "n width"], dims: int, most: int = 20_000
 ) -> Float[Tensor, "directions width"]:
-    """Both directions of every axis along which features are sparse, the strongest first.
+    """`dims` directions: both of half as many axes, along which the features are sparse.
 
-    Directions are ranked one by one: one direction of a skewed axis may hardly be among the
-    largest entries of any row. The axes are those of `most` random rows.
+    The axes turn within the leading principal axes: what the others hold would only take entries
+    from the rest. They are those of `most` random rows.
 
     Example:
-        >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -0.1]])
-        >>> both_directions(x)[:2].abs().round()
-        tensor([[1., 0.],
-                [0., 1.]])
+        >>> x = torch.tensor([[3.0, 0.0, 0.1], [0.0, 2.0, 0.0], [-3.0, 0.0, 0.0], [0.0, -2.0, 0.0]])
+        >>> both_directions(x, 4).abs().round()
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [1., 0., 0.],
+                [0., 1., 0.]])
     """
     sample = x if len(x) <= most else x[torch.randperm(len(x))[:most]]
-    axes = sparse_axes(sample)
-    directions = torch.cat([axes, -axes])
-    strength = (normalize(sample, dim=1) @ directions.T).relu().square().mean(dim=0)
-    return directions[strength.argsort(descending=True)]
+    principal = torch.linalg.eigh(sample.T @ sample).eigenvectors.flip(1)
+    leading = principal[:, : max(1, dims // 2)]
+    axes = sparse_axes(sample @ leading) @ leading.T
+    return torch.cat([axes, -axes])[:dims]
 
 
 def _means(h: Tensor, owners: np.ndarray, count: int) -> Tensor:
