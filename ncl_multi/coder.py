@@ -477,7 +477,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 sides, positives, groups, neighbours=self.neighbours, max_rows=self.max_rows
             )
             if not self._started:
-                self.heads_ = self._made_heads([side.shape[1] for side in sides])
+                self.heads_: Any = self._made_heads([side.shape[1] for side in sides])
                 start_heads(self.heads_, data, self.start)
             self._train(data, seed, steps)
         self.n_rows_ = len(sides[0]) + (getattr(self, "n_rows_", 0) if steps is None else 0)
