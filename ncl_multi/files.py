@@ -348,7 +348,7 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
     if Path(path).exists() and not Path(path).is_file():
         raise ValueError(f"{path} is not a file")
     try:
-        check_tensors(str(path), Path(path).stat().st_size, classes)
+        check_tensors(Path(path), classes)
         with torch.serialization.safe_globals(list(classes)):
             content = torch.load(path, map_location="cpu", weights_only=True)
         _check_whole(content)
@@ -363,31 +363,31 @@ def read_torch(path: str | Path, classes: Sequence[type] = ()) -> Any:
     return content
 
 
-def check_tensors(file: Any, size: int, classes: Sequence[type] = ()) -> None:
+def check_tensors(file: Path | bytes, classes: Sequence[type] = ()) -> None:
     """Refuse what `torch.save` does not write for tensors, before torch reads it.
-
-    `file` is a path as text, or an open file.
     Torch runs no code from a file, but it makes calls that take memory for a number, such as
     `bytearray` and `FloatTensor`.
     """
     import torch
 
-    check_zip(file, size, compressed=False)
+    check_zip(file, compressed=False)
     # Torch's own reader: another might find another file of this name in the archive.
-    content = torch._C.PyTorchFileReader(file).get_record("data.pkl")
+    opened: Any = io.BytesIO(file) if isinstance(file, bytes) else str(file)
+    content = torch._C.PyTorchFileReader(opened).get_record("data.pkl")
     known = {f"{one.__module__} {one.__name__}" for one in classes}
     for opcode, name, _ in pickletools.genops(content):
         if opcode.name == "GLOBAL" and name not in known and not _OF_TENSORS.fullmatch(str(name)):
             raise ValueError(f"it names {str(name)[:80]}")
 
 
-def check_zip(file: Any, size: int, *, compressed: bool = True) -> None:
-    """Refuse a zip file of this size whose parts would take more memory than `most_memory` of it.
+def check_zip(file: Path | bytes, *, compressed: bool = True) -> None:
+    """Refuse a zip file whose parts would take more memory than `most_memory` of it.
 
     Without `compressed`, parts may not be compressed, so they take no more than the file.
     """
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(io.BytesIO(file) if isinstance(file, bytes) else file) as archive:
         members = archive.infolist()
+    size = len(file) if isinstance(file, bytes) else file.stat().st_size
     total = sum(member.file_size for member in members)
     plain = all(member.compress_type == zipfile.ZIP_STORED for member in members)
     if total > (most_memory(size) if compressed else size) or not (compressed or plain):

@@ -548,7 +548,6 @@ class Call:
         (Call(bytearray, 2**24), "it names .* bytearray"),
         (Call(torch.FloatTensor, 2**22, 1), "it names torch FloatTensor"),
         (torch.zeros(1).expand(2**22, 1), "is not stored whole"),
-        (torch.zeros(2**11, 2**11).to_sparse(), "it names torch._utils _rebuild_sparse_tensor"),
     ],
 )
 def test_a_number_in_a_file_of_tensors_takes_no_memory(tmp_path, bomb, words):
@@ -557,7 +556,7 @@ def test_a_number_in_a_file_of_tensors_takes_no_memory(tmp_path, bomb, words):
     assert read_torch(path)["step"] == 1
     torch.save({"step": 1, "model": bomb}, path)
     assert path.stat().st_size < 4000
-    assert len(torch.load(path, weights_only=True)["model"]) >= 2**11, "torch would read it"
+    assert len(torch.load(path, weights_only=True)["model"]) >= 2**22, "torch would read it"
     with pytest.raises(ValueError, match=words):
         read_torch(path)
 

@@ -69,7 +69,7 @@ def from_numpy(path: Path, name: str | None) -> np.ndarray:
             return np.lib.format.open_memmap(path, mode="r")
         # A pickle inside the file could run code: it is refused.
         if zipfile.is_zipfile(path):
-            check_zip(str(path), path.stat().st_size)
+            check_zip(path)
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)
             if isinstance(arrays, np.ndarray):

@@ -338,7 +338,7 @@ class _GraphML:
 
 def _adjacency_file(path: Path) -> Any:
     try:
-        check_zip(str(path), path.stat().st_size)
+        check_zip(path)
         with path.open("rb") as file:
             matrix = load_npz(file)
         if matrix.format not in ("coo", "csc", "csr"):

@@ -165,10 +165,9 @@ class _Reader(dcp.FileSystemReader):
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
         # In memory: torch's view of a part of a file cannot be read from its end, as a zip is.
-        part = io.BytesIO(super()._slice_file(file, sinfo).read(sinfo.length))
-        check_tensors(part, sinfo.length)
-        part.seek(0)
-        return part
+        content = super()._slice_file(file, sinfo).read(sinfo.length)
+        check_tensors(content)
+        return io.BytesIO(content)
 
 
 # The unpickler that is written in Python: what sets attributes can be looked at there.

@@ -139,13 +139,14 @@ def changed_shard(folder, about=None, **columns):
 
 
 NARROW = pa.list_(pa.int32())
+ONES = pa.array([[1.0]] * 3, pa.list_(pa.float32()))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"indices": pa.array([[2**20], [1], [2]], NARROW)}, "indices must be < 4096"),
-        ({"indices": pa.array([[-1], [1], [2]], NARROW)}, "is damaged: .*indices"),
+        ({"indices": pa.array([[2**20], [1], [2]], NARROW), "values": ONES}, "must be < 4096"),
+        ({"indices": pa.array([[-1], [1], [2]], NARROW), "values": ONES}, "damaged: .*indices"),
         ({"indices": pa.array([None, [1], [2]], NARROW)}, "is damaged"),
         ({"indices": pa.array(["a", "b", "c"])}, "its columns must be"),
         ({"row": pa.array([0.5, 1, 2])}, "its columns must be"),
