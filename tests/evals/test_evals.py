@@ -333,7 +333,7 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
     assert (tmp_path / "features" / "relu_0" / "test_head.safetensors").exists()
     assert len(parts.contrastive("untrained", 0)["probe"]) == 64
     changed = parts.contrastive("relu+temperature=0.5", 0)
-    assert changed["sparsity"] != row["sparsity"]
+    assert changed["correlation"] != row["correlation"]
     for change in ("batch_norm", "bias", "scale"):
         assert len(parts.supervised(f"none+{change}", 0)["supervised"]) == 64
 
