@@ -18,6 +18,7 @@ from ncl_multi.data.fetch import digest
 from ncl_multi.data.parquet import decoded, open_parquet, text_bytes
 from ncl_multi.data.tables import read_table, text_column
 from ncl_multi.files import most_memory, open_picture
+from ncl_multi.optional import needs
 
 MOST_LINE = 2**26
 """Bytes of one line of a text file."""
@@ -406,11 +407,9 @@ class _Pictures(Source):
 
 def arrow() -> tuple[Any, Any]:
     """The libraries that read and write parquet."""
-    try:
+    with needs("ncl-multi[bulk]"):
         import pyarrow
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs pyarrow: pip install 'ncl-multi[bulk]'") from error
     return pyarrow, parquet
 
 
