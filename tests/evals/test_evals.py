@@ -205,6 +205,24 @@ def test_sts_orders_pairs_as_their_angles_do(run, tmp_path):
         run("sts", paths[0], short)
 
 
+def test_changes_are_names_with_values_in_json(capsys, tmp_path):
+    from choosing import Comparison
+
+    assert Comparison(change=("dims=512", "start=random")).changes([{}]) == (
+        {"dims": 512, "start": "random"},
+    )
+    assert Comparison().changes([{}, {"k": 1}]) == [{}, {"k": 1}]
+    with pytest.raises(ValueError, match=r"a name and a value, as dims=512; got 'dims'"):
+        Comparison(change=("dims",)).changes([])
+    comparison = Comparison(seeds=(1, 2), out=tmp_path / "rows.json")
+    rows = comparison.show(
+        {"k": k} | comparison.means(lambda seed: {"x": seed / 3}) for k in (1, 2)
+    )
+    assert rows == [{"k": 1, "x": 0.5}, {"k": 2, "x": 0.5}]
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+
+
 # Claims
 
 
