@@ -13,16 +13,14 @@ Usage:
     python evals/choose_coder.py --change temperature=0.05 steps=100 --seeds 0 1 2
 """
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tyro
-from choosing import Comparison
+from choosing import Comparison, Text, docstrings
 
 from ncl_multi.log import show_messages
 
@@ -42,13 +40,6 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"dims": 768},
 )
 """Changes to the defaults, one at a time."""
-MODULES = (
-    "numpy", "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
-    "scipy.optimize", "scipy.signal", "scipy.sparse", "scipy.spatial", "scipy.special",
-    "scipy.stats", "sklearn.cluster", "sklearn.datasets", "sklearn.decomposition",
-    "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "sklearn.preprocessing",
-)  # fmt: skip
-"""Libraries whose docstrings are read."""
 
 
 @dataclass(frozen=True)
@@ -63,29 +54,6 @@ class Config(Comparison):
     """Entries of a code."""
     cache: Path = Path("runs/embeddings")
     """Folder that keeps MiniLM's embeddings."""
-
-
-class Text(NamedTuple):
-    """A text cut in two, and what it is about, if that is known."""
-
-    query: str
-    document: str
-    kind: str | None
-
-
-def docstrings() -> list[Text]:
-    """Docstrings of public functions and classes: the first sentence, the next 100 words."""
-    by_sentence: dict[str, Text] = {}
-    for module in map(import_module, MODULES):
-        for name, thing in sorted(vars(module).items()):
-            if name.startswith("_") or not callable(thing):
-                continue
-            first, _, body = (inspect.getdoc(thing) or "").partition("\n\n")
-            first, words = " ".join(first.split()), body.split()[:100]
-            # Compiled functions begin with their signature.
-            if "(" not in first and len(first.split()) >= 4 and len(words) >= 20:
-                by_sentence.setdefault(first, Text(first, " ".join(words), module.__name__))
-    return list(by_sentence.values())
 
 
 def captions() -> list[Text]:

@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 import tyro
-from choosing import Comparison
+from choosing import Comparison, docstrings
 
 from ncl_multi.log import show_messages
 
@@ -59,7 +59,6 @@ class Config(Comparison):
 @cache
 def prepared(cfg: Config) -> tuple[Any, Any, Any]:
     """Texts, their features, and what is judged."""
-    from choose_coder import docstrings
     from scipy.sparse import csr_array, eye_array
 
     import ncl_multi as ncl

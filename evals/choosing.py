@@ -1,13 +1,23 @@
-"""Shared by the choose scripts: which changes are compared, and one row of figures for each."""
+"""Shared by the choose scripts: changes to compare, a row of figures for each, texts to search."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncl_multi.report import write_json
+
+MODULES = (
+    "numpy", "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
+    "scipy.optimize", "scipy.signal", "scipy.sparse", "scipy.spatial", "scipy.special",
+    "scipy.stats", "sklearn.cluster", "sklearn.datasets", "sklearn.decomposition",
+    "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "sklearn.preprocessing",
+)  # fmt: skip
+"""Libraries whose docstrings are read."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +63,26 @@ def read_changes(changes: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             settings[name] = value
     return settings
+
+
+class Text(NamedTuple):
+    """A text cut in two, and what it is about, if that is known."""
+
+    query: str
+    document: str
+    kind: str | None
+
+
+def docstrings() -> list[Text]:
+    """Docstrings of public functions and classes: the first sentence, the next 100 words."""
+    by_sentence: dict[str, Text] = {}
+    for module in map(import_module, MODULES):
+        for name, thing in sorted(vars(module).items()):
+            if name.startswith("_") or not callable(thing):
+                continue
+            first, _, body = (inspect.getdoc(thing) or "").partition("\n\n")
+            first, words = " ".join(first.split()), body.split()[:100]
+            # Compiled functions begin with their signature.
+            if "(" not in first and len(first.split()) >= 4 and len(words) >= 20:
+                by_sentence.setdefault(first, Text(first, " ".join(words), module.__name__))
+    return list(by_sentence.values())
