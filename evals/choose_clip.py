@@ -9,14 +9,14 @@ Usage:
     NCL_DATA=<folder> python evals/choose_clip.py --data flickr8k --change dims=4096 k=82
 """
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import tyro
+from choosing import Comparison
 
 from ncl_multi.log import show_messages
 
@@ -45,19 +45,15 @@ COMPARED: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Comparison):
     """Changes to CLIP's heads compared on held-out training images."""
 
     data: str = "emoji"
     """`emoji` or `flickr8k`."""
-    change: tuple[str, ...] = ()
-    """Compare only this, names and values in JSON (`dims=512`); none compares `COMPARED`."""
     vendor: str = "Goog"
     """The vendor of training emoji that is held out."""
     seeds: tuple[int, ...] = (0, 1)
     """Figures are means; two or more give stability."""
-    out: Path | None = None
-    """File for the rows as JSON; none to print them only."""
 
 
 def hold_out_last(train: "TowerFeatures", count: int = 1000) -> dict[str, "TowerFeatures"]:
@@ -163,29 +159,24 @@ def compare(
     return {name: round(value, 3) for name, value in row.items()}
 
 
-def main(cfg: Config) -> None:
+def rows(cfg: Config) -> Iterator[dict[str, Any]]:
+    """One row per change."""
     from ncl_multi.adapters.clip.data import read_pairs
     from ncl_multi.adapters.clip.inputs import tower_features
     from ncl_multi.adapters.clip.load import DEMO, load_towers
     from ncl_multi.data.fetch import cache
-    from ncl_multi.report import write_json
-    from ncl_multi.training.config import read_changes
 
-    requested = read_changes(cfg.change)
-    rows = []
     pairs = read_pairs(cfg.data)["train"]
-    for change in (requested,) if requested else COMPARED:
+    for change in cfg.changes(COMPARED):
         setting = RECIPE | change
         towers = load_towers(DEMO, image_size=setting["image_size"])
         train = tower_features(towers, pairs, cache() / "clip")
         emoji = train.pairs.groups is not None
         splits = hold_out(train, cfg.vendor) if emoji else hold_out_last(train)
-        rows.append({"change": change} | compare(setting, splits, cfg.seeds))
-        print(json.dumps(rows[-1]), flush=True)
-        if cfg.out is not None:
-            write_json(cfg.out, rows)
+        yield {"change": change} | compare(setting, splits, cfg.seeds)
 
 
 if __name__ == "__main__":
     show_messages()
-    main(tyro.cli(Config))
+    config = tyro.cli(Config)
+    config.show(rows(config))

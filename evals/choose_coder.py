@@ -13,15 +13,14 @@ Usage:
     python evals/choose_coder.py --change temperature=0.05 steps=100 --seeds 0 1 2
 """
 
-import inspect
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
-from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tyro
+from choosing import Comparison, Text, docstrings
 
 from ncl_multi.log import show_messages
 
@@ -41,56 +40,20 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"dims": 768},
 )
 """Changes to the defaults, one at a time."""
-MODULES = (
-    "numpy", "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
-    "scipy.optimize", "scipy.signal", "scipy.sparse", "scipy.spatial", "scipy.special",
-    "scipy.stats", "sklearn.cluster", "sklearn.datasets", "sklearn.decomposition",
-    "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "sklearn.preprocessing",
-)  # fmt: skip
-"""Libraries whose docstrings are read."""
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Comparison):
     """Settings of `SparseCoder` compared by known-item search."""
 
     texts: tuple[str, ...] = ("docstrings", "captions")
     """Which texts."""
-    change: tuple[str, ...] = ()
-    """Compare only this, names and values in JSON (`noise=0.3`); none compares `COMPARED`."""
     most: int = 1200
     """Texts of each kind, at even distances."""
     k: tuple[int, ...] = (4, 16, 64)
     """Entries of a code."""
-    seeds: tuple[int, ...] = (0,)
-    """Figures are means over these."""
     cache: Path = Path("runs/embeddings")
     """Folder that keeps MiniLM's embeddings."""
-    out: Path | None = None
-    """File for the rows as JSON; none to print them only."""
-
-
-class Text(NamedTuple):
-    """A text cut in two, and what it is about, if that is known."""
-
-    query: str
-    document: str
-    kind: str | None
-
-
-def docstrings() -> list[Text]:
-    """Docstrings of public functions and classes: the first sentence, the next 100 words."""
-    by_sentence: dict[str, Text] = {}
-    for module in map(import_module, MODULES):
-        for name, thing in sorted(vars(module).items()):
-            if name.startswith("_") or not callable(thing):
-                continue
-            first, _, body = (inspect.getdoc(thing) or "").partition("\n\n")
-            first, words = " ".join(first.split()), body.split()[:100]
-            # Compiled functions begin with their signature.
-            if "(" not in first and len(first.split()) >= 4 and len(words) >= 20:
-                by_sentence.setdefault(first, Text(first, " ".join(words), module.__name__))
-    return list(by_sentence.values())
 
 
 def captions() -> list[Text]:
@@ -106,7 +69,8 @@ def compare(
     x: "np.ndarray",
     queries: "np.ndarray",
     kinds: "np.ndarray | None",
-    cfg: Config,
+    ks: tuple[int, ...],
+    seed: int,
 ) -> dict[str, float]:
     """Figures of the defaults with a change, for each k with equal and with whole queries.
 
@@ -127,23 +91,21 @@ def compare(
     whole = {name: ndcg_at_k(*dense, gains) for name, gains in right.items()}
     unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, x)]
     near = np.argsort(-(unit[0] @ unit[1].T), axis=1, kind="stable")[:, :10]
-    figures: dict[str, list[float]] = {}
-    for seed in cfg.seeds:
-        options: dict[str, Any] = {"k": max(cfg.k), "ks": cfg.k, "random_state": seed} | change
-        coder = ncl.SparseCoder(**options).fit(x)
-        for k in cfg.k:
-            codes = coder.transform(x, k=k)
-            if kinds is not None:
-                numbers = torch.from_numpy(np.unique(kinds, return_inverse=True)[1])
-                figures.setdefault(f"purity_{k}", []).append(purity(codes, numbers))
-            for name, entries in {"": k, "_whole_query": coder.dims}.items():
-                searching = coder.transform(queries, k=entries, query=True)
-                row = {"kept": kept_neighbours(near, searching, codes)}
-                for what, gains in right.items():
-                    row[what] = ndcg_at_k(searching, codes, gains) / whole[what]
-                for what, value in row.items():
-                    figures.setdefault(f"{what}_{k}{name}", []).append(value)
-    return {name: round(mean(values), 4) for name, values in figures.items()}
+    figures: dict[str, float] = {}
+    options: dict[str, Any] = {"k": max(ks), "ks": ks, "random_state": seed} | change
+    coder = ncl.SparseCoder(**options).fit(x)
+    for k in ks:
+        codes = coder.transform(x, k=k)
+        if kinds is not None:
+            numbers = torch.from_numpy(np.unique(kinds, return_inverse=True)[1])
+            figures[f"purity_{k}"] = purity(codes, numbers)
+        for name, entries in {"": k, "_whole_query": coder.dims}.items():
+            searching = coder.transform(queries, k=entries, query=True)
+            figures[f"kept_{k}{name}"] = kept_neighbours(near, searching, codes)
+            for what, gains in right.items():
+                share = ndcg_at_k(searching, codes, gains) / whole[what]
+                figures[f"{what}_{k}{name}"] = share
+    return figures
 
 
 def kept_neighbours(near: "np.ndarray", queries: Any, items: Any) -> float:
@@ -156,15 +118,11 @@ def kept_neighbours(near: "np.ndarray", queries: Any, items: Any) -> float:
     return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in pairs]))
 
 
-def main(cfg: Config) -> None:
+def rows(cfg: Config) -> Iterator[dict[str, Any]]:
+    """One row per kind of texts and change."""
     import numpy as np
     from baselines import embed_texts
 
-    from ncl_multi.report import write_json
-    from ncl_multi.training.config import read_changes
-
-    requested = read_changes(cfg.change)
-    rows = []
     for kind in cfg.texts:
         texts = {"docstrings": docstrings, "captions": captions}[kind]()
         chosen = np.linspace(0, len(texts) - 1, min(cfg.most, len(texts))).astype(int)
@@ -173,14 +131,12 @@ def main(cfg: Config) -> None:
         x = embed_texts(cfg.cache / f"{name}.npy", list(documents))
         q = embed_texts(cfg.cache / f"{name}_q.npy", list(queries))
         labels = None if None in kinds else np.array(kinds)
-        for change in (requested,) if requested else COMPARED:
-            figures = compare(change, x, q, labels, cfg)
-            rows.append({"texts": kind, "change": change} | figures)
-            print(json.dumps(rows[-1]), flush=True)
-            if cfg.out is not None:
-                write_json(cfg.out, rows)
+        for change in cfg.changes(COMPARED):
+            figures = cfg.means(partial(compare, change, x, q, labels, cfg.k))
+            yield {"texts": kind, "change": change} | figures
 
 
 if __name__ == "__main__":
     show_messages()
-    main(tyro.cli(Config))
+    config = tyro.cli(Config)
+    config.show(rows(config))

@@ -10,13 +10,13 @@ Usage:
     python evals/choose_graph.py --graphs cora --change half_hop=0.5
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import mean
 from typing import Any
 
 import tyro
+from choosing import Comparison
 
 from ncl_multi.log import show_messages
 
@@ -35,26 +35,11 @@ COMPARED: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Comparison):
     """Changes to the rule for graphs compared on validation nodes."""
 
     graphs: tuple[str, ...] = ("cora", "Amazon:Photo")
     """As `recipes/graph_ncl.py --data` takes them."""
-    change: tuple[str, ...] = ()
-    """Compare only this, names and values in JSON (`half_hop=0.5`); none compares `COMPARED`."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of training and split; figures are means."""
-    out: Path | None = None
-    """File for the rows as JSON; none to print them only."""
-
-
-def compare(
-    graph: str, data: Any, change: dict[str, Any], seeds: tuple[int, ...]
-) -> dict[str, Any]:
-    """One row of the table: figures of the validation nodes, mean over seeds."""
-    rows = [validation_figures(data, change, seed) for seed in seeds]
-    figures = {name: round(mean(row[name] for row in rows), 4) for name in rows[0]}
-    return {"graph": graph, "change": change} | figures
 
 
 def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str, float]:
@@ -96,18 +81,13 @@ def validation_figures(data: Any, change: dict[str, Any], seed: int) -> dict[str
 
 def main(cfg: Config) -> None:
     from ncl_multi.adapters.graph.data import load_graph, prepare
-    from ncl_multi.report import write_json
-    from ncl_multi.training.config import read_changes
 
-    requested = read_changes(cfg.change)
-    rows = []
-    for graph in cfg.graphs:
-        data = prepare(load_graph(graph))
-        for change in (requested,) if requested else COMPARED:
-            rows.append(compare(graph, data, change, cfg.seeds))
-            print(json.dumps(rows[-1]), flush=True)
-            if cfg.out is not None:
-                write_json(cfg.out, rows)
+    cfg.show(
+        {"graph": graph, "change": change} | cfg.means(partial(validation_figures, data, change))
+        for graph in cfg.graphs
+        for data in [prepare(load_graph(graph))]
+        for change in cfg.changes(COMPARED)
+    )
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ Usage:
     python evals/choose_sentence.py --only 0 4 --seeds 0 1 2
 """
 
-import json
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import tyro
+from choosing import Comparison, docstrings
 
 from ncl_multi.log import show_messages
 
@@ -46,25 +45,20 @@ ACTIVE = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Comparison):
     """Settings of sentence heads compared on STS-B dev, SICK train and CISI."""
 
     only: tuple[int, ...] = ()
     """Places in `COMPARED`; none for all."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds to train with."""
     limit: int = 24_000
     """Examples to train on."""
     model: str = "minilm"
     """As for the recipe."""
-    out: Path | None = None
-    """File for the rows as JSON; none to print them only."""
 
 
 @cache
 def prepared(cfg: Config) -> tuple[Any, Any, Any]:
     """Texts, their features, and what is judged."""
-    from choose_coder import docstrings
     from scipy.sparse import csr_array, eye_array
 
     import ncl_multi as ncl
@@ -164,20 +158,14 @@ def kept_neighbours(documents: Any, head: Any, k: int) -> float:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import write_json
-
-    rows: list[dict[str, Any]] = []
-    for place in cfg.only or range(len(COMPARED)):
-        runs = [measure(cfg, COMPARED[place], seed) for seed in cfg.seeds]
-        figures = {name: round(mean(run[name] for run in runs), 4) for name in runs[0]}
-        rows.append({"setting": COMPARED[place], **figures})
-        print(json.dumps(rows[-1]), flush=True)
+    settings = cfg.changes([COMPARED[place] for place in cfg.only] or COMPARED)
+    rows = cfg.show(
+        {"setting": setting} | cfg.means(partial(measure, cfg, setting)) for setting in settings
+    )
     contrastive = [
         row for row in rows if row["setting"].get("contrast", 1) and row["setting"].get("steps", 1)
     ]
     print("chosen:", max(contrastive, key=lambda row: row["score"])["setting"])
-    if cfg.out is not None:
-        write_json(cfg.out, rows)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ Usage:
     python evals/choose_vision.py --change lr=0.004 view_scale=1.0 --seeds 0 1 2
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import mean
+from functools import partial
 from typing import Any, Literal
 
 import tyro
+from choosing import Comparison
 
 from ncl_multi.log import show_messages
 
@@ -42,17 +41,11 @@ HELD_OUT = 10_000
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Comparison):
     """Settings of the vision recipe compared on held-out training pictures."""
 
-    change: tuple[str, ...] = ()
-    """Compare only these, together: names and values in JSON (`lr=0.004`); none is `COMPARED`."""
     models: tuple[Literal["ncl", "twin"], ...] = ("ncl", "twin")
     """Models to train."""
-    seeds: tuple[int, ...] = (0,)
-    """Figures are means over these."""
-    out: Path | None = None
-    """File for the rows as JSON; none to print them only."""
 
 
 def figures(change: dict[str, Any], kind: str, seed: int) -> dict[str, float]:
@@ -85,19 +78,11 @@ def figures(change: dict[str, Any], kind: str, seed: int) -> dict[str, float]:
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import write_json
-    from ncl_multi.training.config import read_changes
-
-    requested = read_changes(cfg.change)
-    rows = []
-    for change in (requested,) if requested else COMPARED:
-        for kind in cfg.models:
-            by_seed = [figures(change, kind, seed) for seed in cfg.seeds]
-            means = {name: round(mean(row[name] for row in by_seed), 4) for name in by_seed[0]}
-            rows.append({"model": kind, "change": change} | means)
-            print(json.dumps(rows[-1]), flush=True)
-            if cfg.out is not None:
-                write_json(cfg.out, rows)
+    cfg.show(
+        {"model": kind, "change": change} | cfg.means(partial(figures, change, kind))
+        for change in cfg.changes(COMPARED)
+        for kind in cfg.models
+    )
 
 
 if __name__ == "__main__":

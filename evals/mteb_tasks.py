@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from ncl_multi.log import show_messages
+from ncl_multi.optional import needs
 
 if TYPE_CHECKING:
     from ncl_multi.data.retrieval import Retrieval
@@ -113,10 +114,8 @@ def _metadata(name: str, kind: str, score: str) -> Any:
 
 
 def main(cfg: Config) -> None:
-    try:
+    with needs("ncl-multi[mteb]"):
         import mteb
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs mteb: pip install 'ncl-multi[mteb]'") from error
     from sentence_transformers import SparseEncoder
 
     from ncl_multi.report import print_json, table

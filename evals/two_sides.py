@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import tyro
+from choosing import read_changes
 from scipy.sparse import csr_array
 
 from ncl_multi.log import show_messages
@@ -47,7 +48,6 @@ def main(cfg: Config) -> None:
     from ncl_multi.adapters.clip.data import read_pairs
     from ncl_multi.adapters.clip.load import DEMO, load_towers
     from ncl_multi.adapters.clip.report import both_ways
-    from ncl_multi.training.config import read_changes
 
     splits = read_pairs("flickr8k")
     names = ("train",) if cfg.validation else ("train", "dev")

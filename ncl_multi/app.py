@@ -24,6 +24,7 @@ from ncl_multi.codes.names import class_names, name_sides
 from ncl_multi.codes.search import SparseIndex
 from ncl_multi.files import open_picture
 from ncl_multi.model import SparseModel, load
+from ncl_multi.optional import needs
 
 EVERYTHING = "everything"
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -142,10 +143,8 @@ def load_model(folder: Path) -> Any:
 
 def build(desk: Desk) -> Any:
     """The app, ready to launch."""
-    try:
+    with needs("ncl-multi[app]"):
         import gradio as gr
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs gradio: pip install 'ncl-multi[app]'") from error
 
     def numbers(labels: Sequence[str] | None) -> list[int]:
         return [int(label.split()[0].removeprefix("#")) for label in labels or ()]

@@ -22,6 +22,7 @@ from ncl_multi.files import Expected, atomic_folder, read_safetensors
 from ncl_multi.head import NonNegHead
 from ncl_multi.metrics.findings import Finding, findings
 from ncl_multi.model import check_fits, load_as, write_config
+from ncl_multi.optional import needs
 from ncl_multi.training.batches import Rows
 from ncl_multi.training.config import TrainConfig
 from ncl_multi.training.embeddings import (
@@ -32,13 +33,11 @@ from ncl_multi.training.embeddings import (
     unit_embeddings,
 )
 
-try:
+with needs("ncl-multi[train]"):
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
     from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
 
 FILE_FORMAT = "ncl_multi.coder/1"
 _DECODED = 20_000

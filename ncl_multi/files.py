@@ -31,6 +31,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
+from ncl_multi.optional import needs
+
 MOST_JSON = 2**20
 """Bytes of a settings file. Python needs up to 22 bytes for one byte of JSON."""
 MOST_HEADER = 2**23
@@ -412,10 +414,8 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
         >>> open_picture(file.getvalue()).size
         (3, 2)
     """
-    try:
+    with needs("ncl-multi[train]"):
         from PIL import Image, UnidentifiedImageError
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs pillow: pip install 'ncl-multi[train]'") from error
     name = name or ("the picture" if isinstance(file, bytes) else file)
     try:
         opened = io.BytesIO(file) if isinstance(file, bytes) else file

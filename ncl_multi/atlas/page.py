@@ -28,11 +28,10 @@ from ncl_multi.atlas.tables import FITS, NEAREST, NONE, REASONS, SHOWN, TOP, rea
 from ncl_multi.codes.features import Features, spread
 from ncl_multi.codes.names import name_sides
 from ncl_multi.files import atomic, open_picture
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[train]"):
     from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs tqdm: pip install 'ncl-multi[train]'") from error
 
 MOST_ITEMS = 10_000
 LARGEST = 14_500_000

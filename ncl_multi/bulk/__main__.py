@@ -5,15 +5,14 @@ import sys
 
 from ncl_multi.bulk.encode import encode_files
 from ncl_multi.log import show_messages
+from ncl_multi.optional import needs
 
 
 def main() -> None:
     """Encode, and print the counts; rows that were refused are counted, not hidden."""
     show_messages()
-    try:
+    with needs("ncl-multi[bulk]"):
         import tyro
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs tyro: pip install 'ncl-multi[bulk]'") from error
     try:
         counts = tyro.cli(
             encode_files, prog="ncl-encode", config=(tyro.conf.PositionalRequiredArgs,)

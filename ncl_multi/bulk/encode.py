@@ -21,6 +21,7 @@ from ncl_multi.bulk.inputs import Input, Part, Refused, Row, open_input
 from ncl_multi.bulk.shards import Codes, claim, count, shard, write_shard
 from ncl_multi.files import lock_folder
 from ncl_multi.model import SparseModel, fingerprint, load
+from ncl_multi.optional import needs
 from ncl_multi.pretrained_heads import pretrained, pretrained_names
 
 # Largest number of rows and size of a chunk in memory, in addition to the codes of one shard.
@@ -151,11 +152,9 @@ def _on_ray(
     """Shards made by the workers of Ray Data, which restarts a lost worker and its shard."""
     # Ray sends usage statistics unless this is set.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with needs("ncl-multi[ray]"):
         import ray
         import ray.data
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs Ray Data: pip install 'ncl-multi[ray]'") from error
     if not parts:
         return
     started = not ray.is_initialized()

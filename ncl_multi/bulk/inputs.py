@@ -15,9 +15,10 @@ import numpy as np
 
 from ncl_multi.data.cells import KINDS, json_row
 from ncl_multi.data.fetch import digest
-from ncl_multi.data.parquet import decoded, open_parquet, text_bytes
+from ncl_multi.data.parquet import decoded, open_parquet, text_bytes, whole_parquet
 from ncl_multi.data.tables import read_table, text_column
 from ncl_multi.files import most_memory, open_picture
+from ncl_multi.optional import needs
 
 MOST_LINE = 2**26
 """Bytes of one line of a text file."""
@@ -276,7 +277,7 @@ class _Parquet(Source):
         self.path, self.name = path, name
         self.most = most_memory(path.stat().st_size)
         pa, parquet = arrow()
-        try:
+        with whole_parquet(path):
             with parquet.ParquetFile(path) as file:
                 schema = file.schema_arrow
                 self.groups = [
@@ -288,8 +289,6 @@ class _Parquet(Source):
             if column is None and text and self.groups:
                 with open_parquet(path, text) as file:
                     head = next(map(self._whole, file.iter_batches(_SAMPLE, [0], text)), None)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is not a whole parquet file: {error}") from error
         texts = {n: [] if head is None else head[n].to_pylist() for n in text}
         others = [(n, str(k)) for n, k in kinds.items() if n not in text]
         self.column, self.id_column = _columns(texts, others, str(path), column, id_column)
@@ -406,11 +405,9 @@ class _Pictures(Source):
 
 def arrow() -> tuple[Any, Any]:
     """The libraries that read and write parquet."""
-    try:
+    with needs("ncl-multi[bulk]"):
         import pyarrow
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs pyarrow: pip install 'ncl-multi[bulk]'") from error
     return pyarrow, parquet
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ncl_multi.bulk.inputs import Refused, arrow
-from ncl_multi.data.parquet import read_parquet
+from ncl_multi.data.parquet import read_parquet, whole_parquet
 from ncl_multi.files import DAMAGE, atomic, parse_json, read_json
 
 FORMAT = "ncl_multi.bulk/1"
@@ -105,12 +105,10 @@ def write_shard(
 
 def count(folder: Path, number: int) -> tuple[int, int]:
     """Rows of a shard with a code, and without one."""
-    pa, parquet = arrow()
+    _, parquet = arrow()
     path = shard(folder, number)
-    try:
+    with whole_parquet(path):
         schema = parquet.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
     return schema.num_rows, _about(schema.metadata, path)["rejects"]
 
 

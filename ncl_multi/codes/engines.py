@@ -16,6 +16,7 @@ from scipy.sparse import csr_array
 
 from ncl_multi.codes.explain import unit_csr
 from ncl_multi.files import atomic
+from ncl_multi.optional import needs
 
 FIELD = "code"
 """Name of the field with the code, in every engine."""
@@ -233,8 +234,6 @@ def _entries(
 
 
 def _qdrant() -> Any:
-    try:
+    with needs("qdrant-client"):
         from qdrant_client import models
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs qdrant-client: pip install qdrant-client") from error
     return models

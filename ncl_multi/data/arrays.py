@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncl_multi.data.parquet import read_parquet
+from ncl_multi.data.parquet import read_parquet, whole_parquet
 from ncl_multi.files import DAMAGE, check_zip
-from ncl_multi.optional import needs
 
 _BLOCK = 65_536
 
@@ -88,28 +87,18 @@ def from_numpy(path: Path, name: str | None) -> np.ndarray:
 
 def _from_parquet(path: Path, name: str | None) -> np.ndarray:
     columns = parquet_columns(path, name)
-    try:
+    with whole_parquet(path):
         table = read_parquet(path, columns)
-    except _arrow_errors() as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
     return parquet_rows(table, columns, str(path))
-
-
-def parquet() -> Any:
-    """The parquet module of pyarrow, if it is installed."""
-    with needs("pyarrow"):
-        from pyarrow import parquet
-    return parquet
 
 
 def parquet_columns(path: Path, name: str | None) -> list[str]:
     """The column of lists, or the numbered columns in their order, with the embeddings."""
-    try:
-        schema = parquet().read_schema(path)
-    except _arrow_errors() as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
-    import pyarrow as pa
+    with whole_parquet(path):
+        import pyarrow as pa
+        from pyarrow import parquet
 
+        schema = parquet.read_schema(path)
     kinds = {field.name: field.type for field in schema}
     lists = [
         column
@@ -152,13 +141,6 @@ def parquet_rows(table: Any, columns: list[str], what: str, first_row: int = 0) 
         )
     flat = column.flatten().to_numpy(zero_copy_only=False)
     return flat.reshape(len(column), -1) if len(column) else flat.reshape(0, 0)
-
-
-def _arrow_errors() -> tuple[type[Exception], ...]:
-    parquet()
-    import pyarrow as pa
-
-    return (pa.ArrowException, OSError)
 
 
 def _numbered(columns: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncl_multi.data.parquet import read_parquet
+from ncl_multi.data.parquet import read_parquet, whole_parquet
 from ncl_multi.files import most_memory
 from ncl_multi.optional import needs
 
@@ -230,10 +230,10 @@ _JSON = json.JSONDecoder(object_pairs_hook=_no_double_names)
 
 
 def _from_parquet(path: Path) -> Cells:
-    with needs("pyarrow"):
+    with whole_parquet(path):
         import pyarrow as pa
         from pyarrow import parquet
-    try:
+
         schema = parquet.read_schema(path)
         types = {f.name: getattr(f.type, "value_type", f.type) for f in schema}
         lists = {f.name for f in schema if pa.types.is_nested(f.type)}
@@ -243,8 +243,6 @@ def _from_parquet(path: Path) -> Cells:
             if name not in lists and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
         ]
         table = read_parquet(path, texts) if texts else None
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
     others = tuple((f.name, str(f.type)) for f in schema if f.name not in texts)
     columns = {name: table[name].to_pylist() for name in texts} if table else {}
     count = table.num_rows if table else 0

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from ncl_multi.data.cells import decode, delimited
 from ncl_multi.files import DAMAGE, check_zip
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[graph]"):
     from torch_geometric.data import Data
     from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 log = logging.getLogger(__name__)
 

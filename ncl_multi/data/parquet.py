@@ -1,10 +1,23 @@
 """Parquet files, of which no more is read than fits in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ncl_multi.files import most_memory
+from ncl_multi.optional import needs
+
+
+@contextmanager
+def whole_parquet(path: Path) -> Iterator[None]:
+    """Read a parquet file inside: errors of pyarrow then name the file."""
+    with needs("pyarrow"):
+        import pyarrow as pa
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Any:

@@ -32,6 +32,7 @@ from ncl_multi.metrics.codes import (
     strongest_rows,
     unit_rows,
 )
+from ncl_multi.optional import needs
 from ncl_multi.training.health import ACTIVE
 
 Judge: TypeAlias = Labels | Float[Tensor, "n e"]
@@ -207,11 +208,9 @@ def cluster_purity(z: Codes, y: Labels, *, clusters: int = 128, seed: int = 0) -
         >>> cluster_purity(z, torch.arange(20) // 10)
         1.0
     """
-    try:
+    with needs("ncl-multi[train]"):
         from sklearn.cluster import KMeans
         from sklearn.exceptions import ConvergenceWarning
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs scikit-learn: pip install 'ncl-multi[train]'") from error
     z, classes = unit_rows(z), _classes(y, z)
     if z.shape[0] < _STRONGEST:
         raise NotMeasurableError(f"needs at least {_STRONGEST} rows; got {z.shape[0]}")

@@ -1,13 +1,12 @@
 """Settings of a training run."""
 
-import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -157,25 +156,6 @@ def command_line(presets: Mapping[str, Config]) -> Config:
     name = flat[flat.index("--preset") + 1] if "--preset" in flat[:-1] else names[0]
     config = presets.get(name, presets[names[0]])
     return tyro.cli(type(config), default=config)
-
-
-def read_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """Settings from `name=value`; a value that is not JSON is a text.
-
-    Example:
-        >>> read_changes(["dims=512", "start=random"])
-        {'dims': 512, 'start': 'random'}
-    """
-    settings: dict[str, Any] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise ValueError(f"a change is a name and a value, as dims=512; got {change!r}")
-        try:
-            settings[name] = json.loads(value)
-        except ValueError:
-            settings[name] = value
-    return settings
 
 
 def _lowered(name: str, value: int, most: int, count: int, items: str) -> int:

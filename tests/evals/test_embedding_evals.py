@@ -92,13 +92,12 @@ def test_settings_are_chosen_by_texts_that_find_their_rest(here):
 
     evals = script("evals/choose_coder.py")
     x = np.load(here / "x.npy")
-    cfg = evals["Config"](k=(2, 4))
-    row = evals["compare"]({"dims": 24, "steps": 3}, x, x, np.arange(120) % 5, cfg)
+    row = evals["compare"]({"dims": 24, "steps": 3}, x, x, np.arange(120) % 5, (2, 4), 0)
     measures = {f"{name}_{k}" for name in ("item", "topic", "kept") for k in (2, 4)}
     pure = {"purity_2", "purity_4"}
     assert set(row) == measures | {f"{name}_whole_query" for name in measures} | pure
     assert all(0 < value < 1.5 for value in row.values())
-    without = evals["compare"]({"dims": 24, "steps": 3}, x, x, None, cfg)
+    without = evals["compare"]({"dims": 24, "steps": 3}, x, x, None, (2, 4), 0)
     topics = {name for name in row if name.startswith("topic")}
     assert set(row) - set(without) == topics | pure
     near = np.array([[0, 1]])

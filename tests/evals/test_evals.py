@@ -205,6 +205,24 @@ def test_sts_orders_pairs_as_their_angles_do(run, tmp_path):
         run("sts", paths[0], short)
 
 
+def test_changes_are_names_with_values_in_json(capsys, tmp_path):
+    from choosing import Comparison
+
+    assert Comparison(change=("dims=512", "start=random")).changes([{}]) == (
+        {"dims": 512, "start": "random"},
+    )
+    assert Comparison().changes([{}, {"k": 1}]) == [{}, {"k": 1}]
+    with pytest.raises(ValueError, match=r"a name and a value, as dims=512; got 'dims'"):
+        Comparison(change=("dims",)).changes([])
+    comparison = Comparison(seeds=(1, 2), out=tmp_path / "rows.json")
+    rows = comparison.show(
+        {"k": k} | comparison.means(lambda seed: {"x": seed / 3}) for k in (1, 2)
+    )
+    assert rows == [{"k": 1, "x": 0.5}, {"k": 2, "x": 0.5}]
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+
+
 # Claims
 
 
@@ -333,7 +351,7 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
     assert (tmp_path / "features" / "relu_0" / "test_head.safetensors").exists()
     assert len(parts.contrastive("untrained", 0)["probe"]) == 64
     changed = parts.contrastive("relu+temperature=0.5", 0)
-    assert changed["sparsity"] != row["sparsity"]
+    assert changed["correlation"] != row["correlation"]
     for change in ("batch_norm", "bias", "scale"):
         assert len(parts.supervised(f"none+{change}", 0)["supervised"]) == 64
 

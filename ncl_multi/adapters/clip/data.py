@@ -13,6 +13,7 @@ from ncl_multi.adapters.clip.pairs import HubCell, Pairs, Source, TarMember, pai
 from ncl_multi.data.members import MOST_MEMBER, check_plain
 from ncl_multi.data.tables import read_table
 from ncl_multi.files import parse_json
+from ncl_multi.optional import needs
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +118,9 @@ def _every_tenth(
 
 
 def _hub(data: str) -> dict[str, Pairs]:
-    try:
+    with needs("ncl-multi[clip]"):
         from datasets import Image as Pictures
         from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs datasets: pip install 'ncl-multi[clip]'") from error
     tables = load_dataset(data.removeprefix("hf:"))
 
     def split(name: str) -> Read:

@@ -17,16 +17,13 @@ from ncl_multi.adapters.clip.towers import (
     no_remote_code,
     processors_of,
 )
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[clip]"):
     import open_clip
     import timm
     import transformers
     from open_clip.transform import PreprocessCfg
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "needs open_clip, timm and transformers: pip install 'ncl-multi[clip]'"
-    ) from error
 
 DEMO = "efficientnet-lite0+minilm"
 """Two pretrained towers that come as ordinary packages, without the hub."""

@@ -27,11 +27,10 @@ from ncl_multi.data.fetch import cache as user_cache
 from ncl_multi.data.pictures import thumbnail
 from ncl_multi.files import open_picture
 from ncl_multi.model import SparseModel, check_fits
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[clip]"):
     from PIL import Image
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs pillow: pip install 'ncl-multi[clip]'") from error
 
 _DEFAULTS: dict[str, Any] = {
     "spectral": 10.0, "dropout": 0.5, "temperature": 0.05, "min_temperature": 0.03,

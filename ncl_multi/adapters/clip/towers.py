@@ -19,19 +19,16 @@ from torch import Tensor, nn
 
 from ncl_multi.files import check_keys, parse_json, read_bytes, read_json
 from ncl_multi.model import fingerprint
+from ncl_multi.optional import needs
 from ncl_multi.settings import check_no_code
 
-try:
+with needs("ncl-multi[clip]"):
     import open_clip
     import timm
     import transformers
     from open_clip.coca_model import MultimodalCfg
     from open_clip.transform import PreprocessCfg, image_transform_v2
     from timm.models.efficientnet import EfficientNet
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "needs open_clip, timm and transformers: pip install 'ncl-multi[clip]'"
-    ) from error
 
 Pixels = Float[Tensor, "n c h w"]
 Tokens = Int[Tensor, "n length"]

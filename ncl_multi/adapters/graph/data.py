@@ -16,8 +16,9 @@ from ncl_multi.data import planetoid
 from ncl_multi.data.fetch import cache, user_data
 from ncl_multi.data.networks import KINDS, as_data, degree_features, read_graph
 from ncl_multi.files import DAMAGE, read_torch
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[graph]"):
     from torch_geometric import datasets
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
@@ -29,8 +30,6 @@ try:
         to_torch_csr_tensor,
         to_undirected,
     )
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 log = logging.getLogger(__name__)
 

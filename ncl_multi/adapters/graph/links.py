@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-try:
+from ncl_multi.optional import needs
+
+with needs("ncl-multi[graph]"):
     from torch_geometric.data import Data
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 
 class HiddenLinks(NamedTuple):

@@ -27,13 +27,12 @@ from ncl_multi.adapters.graph.views import View
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.model import SparseModel, check_fits
 from ncl_multi.norm import SharedNorm
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[graph]"):
     from torch_geometric.data import Data
     from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
+from ncl_multi.optional import needs
+
+with needs("ncl-multi[graph]"):
     from torch_geometric import typing as installed
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 
 def neighbor_loader(data: Data, neighbors: Sequence[int]) -> NeighborLoader:

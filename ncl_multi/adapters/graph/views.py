@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-try:
+from ncl_multi.optional import needs
+
+with needs("ncl-multi[graph]"):
     from torch_geometric.utils import degree
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs torch-geometric: pip install 'ncl-multi[graph]'") from error
 
 Edges = Int[Tensor, "2 edges"]
 EdgeValues = Float[Tensor, " edges"] | Float[Tensor, "edges values"]

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from ncl_multi.files import most_memory, open_picture, parse_json, read_json
 from ncl_multi.model import check_fits
+from ncl_multi.optional import needs
 from ncl_multi.settings import check_no_code
 
-try:
+with needs("ncl-multi[sentence]"):
     import transformers
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("needs transformers: pip install 'ncl-multi[sentence]'") from error
 
 SUFFIXES = {
     ".codes", ".jinja", ".json", ".md", ".model", ".safetensors", ".spm", ".txt",
@@ -352,11 +351,6 @@ def _is_stock(name: str) -> bool:
 
 
 def _sentence_transformer(name: str, trust_remote_code: bool) -> nn.Module:
-    try:
+    with needs("ncl-multi[sentence]"):
         from sentence_transformers import SentenceTransformer
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a model with its own pooling needs sentence-transformers: "
-            "pip install 'ncl-multi[sentence]'"
-        ) from error
     return SentenceTransformer(name, trust_remote_code=trust_remote_code, device="cpu")

@@ -10,16 +10,13 @@ from torch.nn import functional as F
 
 from ncl_multi.adapters.sentence.encoder import Encoder
 from ncl_multi.adapters.sentence.model import NonNegEncoder
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[sentence]"):
     from sentence_transformers import SentenceTransformer, SparseEncoder
     from sentence_transformers.base.modules import Dense, Transformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
     from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "needs sentence-transformers: pip install 'ncl-multi[sentence]'"
-    ) from error
 
 _POOLING = {"mean": "mean", "cls": "cls", "last": "lasttoken"}
 
@@ -74,12 +71,8 @@ def export_onnx(model: NonNegEncoder, path: str | Path) -> Path:
     The batch and the length of sentences are free. The graph is run once with onnxruntime and must
     give the model's own codes to 1e-4, which is what single precision allows.
     """
-    try:
+    with needs("ncl-multi[onnx]"):
         import onnxruntime
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "needs onnx, onnxruntime and onnxscript: pip install onnx onnxruntime onnxscript"
-        ) from error
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     model = model.eval().cpu()

@@ -13,6 +13,7 @@ from ncl_multi.adapters.sentence.corpus import Corpus, Examples
 from ncl_multi.distributed import gather
 from ncl_multi.head import top_k, top_ks
 from ncl_multi.losses import correlation_loss, imitation, info_nce, spectral
+from ncl_multi.optional import needs
 
 Codes = Float[Tensor, "n d"]
 Scalar = Float[Tensor, ""]
@@ -191,13 +192,9 @@ class SparseAutoencoder(nn.Module):
 
     def __init__(self, in_dim: int, dims: int, k: int):
         super().__init__()
-        try:
+        with needs("ncl-multi[sentence]"):
             from sentence_transformers.sparse_encoder.losses import CSRLoss
             from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "needs sentence-transformers: pip install 'ncl-multi[sentence]'"
-            ) from error
         self.body = SparseAutoEncoder(in_dim, dims, k=k, k_aux=min(512, dims))
         # The loss uses only attributes that the autoencoder has, too.
         self.loss = CSRLoss(cast(Any, self.body))

@@ -21,12 +21,11 @@ from ncl_multi.files import open_picture
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.losses import NonNegCrossEntropy
 from ncl_multi.model import SparseModel
+from ncl_multi.optional import needs
 
-try:
+with needs("ncl-multi[vision]"):
     import timm.optim
     from PIL import Image
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"needs {error.name}: pip install 'ncl-multi[vision]'") from error
 
 log = logging.getLogger(__name__)
 
