@@ -355,7 +355,7 @@ def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(grap
     whole = objective_on(graph)
     assert everyone(nodes)[0].item() == pytest.approx(whole(nodes)[0].item(), rel=1e-5)
     for options in ({"adaptive": True}, {"half_hop": 0.5}, {"neighbors": (2, 2), "half_hop": 0.5}):
-        moved = objective_on(graph, **options | {"drop_edges": (0.3, 0.3), "start": 0.0})
+        moved = objective_on(graph, **options | {"drop_edges": (0.3, 0.3), "head_start": 0.0})
         assert moved(nodes)[0].isfinite()
 
 
