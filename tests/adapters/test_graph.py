@@ -32,7 +32,7 @@ from ncl_multi.adapters.graph.data import (
 from ncl_multi.adapters.graph.drawing import _spring, drawings
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
-from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
+from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores, coarse
 from ncl_multi.adapters.graph.report import node_names
 from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph.views import Adaptive, View, view, with_slow_nodes
@@ -276,25 +276,23 @@ def by_length(z, length):
 
 def test_the_objective_is_a_signed_contrast_and_that_of_the_codes(graph):
     nodes = torch.arange(20)
-    objective = objective_on(graph, head_start=0.0, spectral=2.0, reconstruction=1.5)
+    objective = objective_on(graph, head_start=0.0, reconstruction=1.5)
     model, data = objective.model, objective.data
     (h,) = model.represent(model.view_of(data), rows=nodes)
     z = model.head(h)
     rebuilt = objective.rebuild(F.normalize(z, dim=1))
-    expected = by_length(h, 1.0) + info_nce(z, z, temperature=0.5, within_view=True)
-    expected = expected + 2.0 * by_length(z, 5.0) + 1.5 * reconstruction_loss(rebuilt, h)
+    expected = by_length(h, 1.0) + by_length(z, 5.0) + 1.5 * reconstruction_loss(rebuilt, h)
     loss, codes = objective(nodes)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.allclose(codes, z)
 
 
-def test_the_encoder_may_learn_from_info_nce_of_all_nodes(graph):
-    objective = objective_on(graph, loss="info_nce")
+def test_encoder_and_codes_may_learn_from_info_nce_of_all_nodes(graph):
+    objective = objective_on(graph, loss="info_nce", head_start=0.0, reconstruction=0.0)
     (h,) = objective.model.represent(objective.model.view_of(objective.data))
-    loss, _ = objective(torch.arange(30))
-    assert loss.item() == pytest.approx(
-        info_nce(h, h, temperature=0.5, within_view=True).item(), rel=1e-5
-    )
+    z = objective.model.head(h)
+    expected = sum(info_nce(x, x, temperature=0.5, within_view=True) for x in (h, z))
+    assert objective(torch.arange(30))[0].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_codes_teach_the_head_and_not_the_encoder(graph):
@@ -347,6 +345,17 @@ def test_settling_fits_the_density_to_the_graph_as_it_is(graph):
     assert (model.encode(graph, dense=True) > 0).float().mean().item() == pytest.approx(
         0.2, abs=0.05
     )
+
+
+def test_entries_of_coarse_dimensions_count_double_once_settled(graph):
+    objective = objective_on(graph)
+    objective.settle()
+    model = objective.model
+    (h,) = model.represent(model.view_of(objective.data))
+    spread = model.head.fold()[0](h).std(dim=0)
+    assert coarse(16) == 2
+    assert spread[:2].tolist() == pytest.approx([2, 2], rel=0.05)
+    assert spread[2:].tolist() == pytest.approx([1] * 14, rel=0.05)
 
 
 def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(graph):

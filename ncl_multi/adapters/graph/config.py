@@ -16,17 +16,13 @@ class GraphConfig(TrainConfig):
     """How a `NonNegGraph` is trained. Settings that are None are set by `rule`."""
 
     loss: Literal["spectral", "info_nce"] = "spectral"
-    """What the encoder learns from, in two signed views: `spectral` takes time linear in the nodes,
-    `info_nce` (GRACE) quadratic. Both take all nodes of a step as negatives."""
+    """What the encoder's features learn from, and then the codes: `spectral` takes time linear in
+    the nodes, `info_nce` (GRACE) quadratic. Both take all nodes of a step as negatives."""
     temperature: float = 0.4
     """Temperature of `info_nce`; a lower one gives the nearest negatives more weight."""
-    negatives: int | None = 1024
-    """Nodes of a step whose codes `info_nce` compares, drawn anew in each; None for all."""
-    spectral: float = 1.0
-    """Weight of the spectral loss of the codes, over all nodes in a step."""
     reconstruction: float = 3.0
     """Weight of rebuilding the encoder's features from the codes, linearly."""
-    head_start: float = 0.5
+    head_start: float = 0.85
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
     drop_edges: tuple[float, float] = (0.3, 0.3)
     """Share of edges dropped in each view."""

@@ -22,16 +22,17 @@ _SETTLED, _PASSES = 5_000, 30
 _LENGTH, _CODE_LENGTH = 1.0, 5.0
 """Squared length of the rows that `spectral` contrasts, features and codes: what negatives weigh.
 On standardised features it is close to CCA-SSG's loss (arXiv 2106.12484)."""
+_COARSE_WEIGHT = 2.0
 
 
 class GraphObjective(nn.Module):
     """Two views of the graph with dropped edges and features; the codes of a node are a pair.
 
     The encoder learns from the contrast of its own features, which are signed. After a share
-    `config.head_start` of the steps the head starts on clusters of these features. From then on its
-    non-negative codes are contrasted by `info_nce` and `spectral`, and a linear map rebuilds the
-    features from them. No gradient goes from the codes to the encoder: sparse codes teach it less
-    than signed features do.
+    `config.head_start` of the steps the head starts on clusters of these features: the first
+    dimensions on few large ones, the others on many small ones. From then on its non-negative codes
+    are contrasted by the same loss, and a linear map rebuilds the features from them. No gradient
+    goes from the codes to the encoder: sparse codes teach it less than signed features do.
 
     Args:
         model: A `NonNegGraph`.
@@ -68,14 +69,18 @@ class GraphObjective(nn.Module):
         self.model.train()
         with torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
-            self.model.head.start_at(cluster_cores(h - h.mean(dim=0), self.model.head.out_dim))
+            h, dims = h - h.mean(dim=0), self.model.head.out_dim
+            parts = [cluster_cores(h, size) for size in (coarse(dims), dims - coarse(dims)) if size]
+            self.model.head.start_at(torch.cat(parts))
         self.started.fill_(True)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Fit the head's statistics and thresholds to the graph as it is, after training on views.
 
-        A view lacks features and edges, so more dimensions would fire for whole nodes.
+        A view lacks features and edges, so more dimensions would fire for whole nodes. The entries
+        of the coarse dimensions are then doubled: a node's largest entry is more often its
+        community, and the others are topics within it.
         """
         model = self.model.train()
         for running in (model.standardise, model.head.norm, model.head.centre):
@@ -84,6 +89,8 @@ class GraphObjective(nn.Module):
         h = self._features(_SETTLED)
         for _ in range(_PASSES):
             model.head(h)
+        if model.head.norm is not None and model.head.density is None:
+            model.head.norm.variance[: coarse(model.head.out_dim)] /= _COARSE_WEIGHT**2
         model.eval()
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +108,7 @@ class GraphObjective(nn.Module):
             for edges, features in zip(config.drop_edges, config.drop_features, strict=True)
         ]
         embedded = self.model.represent(*views, rows=rows)
-        loss = self._signed_contrast(embedded)
+        loss = self._contrast(embedded, _LENGTH)
         if not self.reading:
             with torch.no_grad():
                 codes = self.model.head(embedded[0])
@@ -109,7 +116,7 @@ class GraphObjective(nn.Module):
             idle = [*self.model.head.parameters(), *self.rebuild.parameters()]
             return loss + sum(0 * weight.sum() for weight in idle), codes
         codes = [self.model.head(h.detach()) for h in embedded]
-        loss = loss + self._contrast(codes)
+        loss = loss + self._contrast(codes, _CODE_LENGTH)
         if config.reconstruction:
             for z, h in zip(codes, embedded, strict=True):
                 rebuilt = self.rebuild(F.normalize(z, dim=1))
@@ -117,26 +124,12 @@ class GraphObjective(nn.Module):
                 loss = loss + config.reconstruction / 2 * rebuild_loss
         return loss, codes[0]
 
-    def _signed_contrast(self, embedded: list[Tensor]) -> Tensor:
-        """Of the encoder's features: all rows of all processes are negatives."""
-        if self.config.loss == "info_nce":
-            return self._info_nce(*embedded)
-        return _spectral(embedded, _LENGTH)
-
-    def _contrast(self, codes: list[Tensor]) -> Tensor:
-        """Of the codes: `info_nce` of a draw of nodes, `spectral` of all."""
-        za, zb = codes
-        most = min(self.config.negatives or len(za), len(za))
-        drawn = torch.randperm(len(za), device=za.device)[:most]
-        loss = self._info_nce(za[drawn], zb[drawn])
-        if not self.config.spectral:
-            return loss
-        return loss + self.config.spectral * _spectral(codes, _CODE_LENGTH)
-
-    def _info_nce(self, za: Tensor, zb: Tensor) -> Tensor:
-        return info_nce(
-            za, zb, temperature=self.config.temperature, within_view=True, distributed=True
-        )
+    def _contrast(self, views: list[Tensor], length: float) -> Tensor:
+        """All rows of all processes are negatives."""
+        if self.config.loss == "spectral":
+            return _spectral(views, length)
+        temperature = self.config.temperature
+        return info_nce(*views, temperature=temperature, within_view=True, distributed=True)
 
     def _features(self, most: int) -> Tensor:
         """The encoder's features of at most `most` nodes of the whole graph.
@@ -172,6 +165,11 @@ def _spectral(views: list[Tensor], length: float) -> Tensor:
     """`spectral` of rows of one squared length, divided by it."""
     za, zb = (length**0.5 * F.normalize(z, dim=1) for z in views)
     return spectral(za, zb, distributed=True) / length
+
+
+def coarse(dims: int) -> int:
+    """How many of the dimensions, the first ones, start on large clusters."""
+    return dims // 8
 
 
 def cluster_cores(h: Float[Tensor, "n h"], clusters: int) -> Float[Tensor, "m h"]:
