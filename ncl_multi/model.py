@@ -47,6 +47,10 @@ _ADVICE = (
     "ncl.load takes the folder of a finished run, its model/ folder, or a name on the hub; "
     "ncl.wrap puts a new head on an encoder"
 )
+_OF_ANOTHER_NETWORK = (
+    "It was saved by version 0.1, in which this network had other layers: train it again with fit, "
+    "or save the codes you need as Features with ncl-multi 0.1, which this version reads"
+)
 Model = TypeVar("Model", bound="SparseModel")
 
 
@@ -373,7 +377,8 @@ def load_as(source: str | Path, expected: type[Any], **options: Any) -> Any:
         raise TypeError(f"{cls.__name__} is loaded without the option {', '.join(sorted(unknown))}")
     # Trusted code may be on the hub.
     online = options.get("trust_remote_code", False)
-    with _one_error(source), nullcontext() if online else offline():
+    advice = _OF_ANOTHER_NETWORK if config["trained_on"] == {"version": "0.1"} else _ADVICE
+    with _one_error(source, advice), nullcontext() if online else offline():
         if not issubclass(cls, expected):
             raise ValueError(f"it contains a {cls.__name__}, not a {expected.__name__}")
         model = cls._build(config["options"], folder, **options)
@@ -384,7 +389,7 @@ def load_as(source: str | Path, expected: type[Any], **options: Any) -> Any:
 
 
 @contextmanager
-def _one_error(source: str | Path) -> Iterator[None]:
+def _one_error(source: str | Path, advice: str = _ADVICE) -> Iterator[None]:
     """Turn any error of a folder into a `ValueError` that says what to do."""
     try:
         yield
@@ -393,7 +398,7 @@ def _one_error(source: str | Path) -> Iterator[None]:
         # Weights that do not fit are listed one by one: the first few are enough.
         reason = shorten_text(words, 800, placeholder=" ...")
         raise ValueError(
-            f"{source} does not contain a model written by save_pretrained: {reason}. {_ADVICE}"
+            f"{source} does not contain a model written by save_pretrained: {reason}. {advice}"
         ) from error
 
 

@@ -243,6 +243,8 @@ def test_few_items_are_refused_in_words(kind, tiny):
         ("clip", ["a dog", "a cat"], r"row 0 must be an \(image, caption\) pair"),
         ("clip", [*pairs(2), "a dog"], r"row 2 must be an \(image, caption\) pair"),
         ("clip", [*pairs(2), (Image.new("RGB", (4, 4)), " ")], "row 2 must have a caption"),
+        ("clip", [*pairs(2), (Image.new("RGB", (4, 4)), 3)], "row 2 must have a caption"),
+        ("clip", [*pairs(2), ("a.png", Image.new("RGB", (4, 4)))], "row 2 must have a caption"),
         ("clip", [*pairs(2), (3, "a dog")], "row 2 must have a PIL image"),
         ("vision", [], "at least one image"),
         ("vision", [Image.new("RGB", (4, 4)), 3], "row 1 must be a PIL image or a file"),
@@ -425,3 +427,13 @@ def test_a_run_of_version_0_1_is_not_resumed_and_says_why(tiny, trained, tmp_pat
     model, data, _ = make("graph", tiny)
     with pytest.raises(ValueError, match=r"a run of version 0\.1.*ncl\.load.*--no-resume"):
         model.fit(data(), out=tmp_path / "run", **QUICK)
+
+
+def test_a_model_of_version_0_1_with_other_layers_is_refused_and_says_what_to_do(trained, tmp_path):
+    shutil.copytree(trained["graph"][0] / "model", tmp_path / "model")
+    as_version_1("graph", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["hidden_dim"] //= 2
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"saved by version 0\.1.*train it again"):
+        ncl.load(tmp_path / "model")

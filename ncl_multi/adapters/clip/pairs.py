@@ -175,7 +175,8 @@ def as_pairs(data: Any) -> Pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"row {row} must be an (image, caption) pair; got {str(pair)[:60]}")
         image, caption = pair
-        texts = [caption] if isinstance(caption, str) else list(caption)
+        several = list(caption) if isinstance(caption, Sequence) else []
+        texts = [caption] if isinstance(caption, str) else several
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"row {row} must have a caption; got {str(caption)[:60]!r}")
         if isinstance(image, Image.Image):
