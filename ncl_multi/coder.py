@@ -564,7 +564,7 @@ def _whole(name: str, number: Any, least: int) -> int:
 
 def _number(name: str, number: Any) -> float:
     """Return the number if it is finite."""
-    if not isinstance(number, Real) or not np.isfinite(number):
+    if not isinstance(number, Real) or not np.isfinite(float(number)):
         raise ValueError(f"{name} must be a finite number; got {number!r}")
     return float(number)
 

@@ -20,7 +20,7 @@ MODULES = ("cluster", "fft", "interpolate", "linalg", "ndimage", "signal", "spar
 
 def read_corpus() -> tuple[list[str], list[str]]:
     """Documents, and a label of each: what SciPy's functions do, and the module they are in."""
-    label_of = {}
+    label_of: dict[str, str] = {}
     for name in MODULES:
         for member in vars(import_module(f"scipy.{name}")).values():
             about = " ".join((inspect.getdoc(member) or "").split()[:60])
