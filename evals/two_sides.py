@@ -63,15 +63,16 @@ def main(cfg: Config) -> None:
         coder.fit(train.images, other=train.texts, positives=train.links)
         rows: dict[str, Any] = {}
         for name, k in {"coder": cfg.k, "coder_whole": cfg.dims}.items():
-            z = [coder.transform(held.images, k=k), coder.transform(held.texts, k=k, other=True)]
-            rows[name] = both_ways(z[0], z[1], right)
+            z_image = coder.transform(held.images, k=k)
+            z_text = coder.transform(held.texts, k=k, other=True)
+            rows[name] = both_ways(z_image, z_text, right)
         if not cfg.validation:
             clip = ncl.NonNegClip(towers, dims=cfg.dims, k=cfg.k, seed=seed)
             clip.fit(splits["train"], replace(config, seed=seed))
-            encoders = clip.heads.encode_image, clip.heads.encode_text
             with torch.no_grad():
-                z = [f(torch.from_numpy(h)) for f, h in zip(encoders, held[:2], strict=True)]
-            rows["clip"] = both_ways(z[0], z[1], right)
+                image = clip.heads.encode_image(torch.from_numpy(held.images))
+                text = clip.heads.encode_text(torch.from_numpy(held.texts))
+            rows["clip"] = both_ways(image, text, right)
         for name, figures in rows.items():
             found = {way: round(figures[f"{way}_r_at_10"], 1) for way in ("t2i", "i2t")}
             print(json.dumps({"seed": seed, "model": name} | found), flush=True)

@@ -32,7 +32,7 @@ def main() -> None:
     coder = ncl.SparseCoder(dims=128, k=8, steps=60, random_state=0).fit(x)  # <- the line
 
     coder.name(texts)
-    index = ncl.SparseIndex(coder.dims, list(coder.get_feature_names_out()))
+    index = ncl.SparseIndex(coder.dims, coder.get_feature_names_out().tolist())
     index.add(range(len(texts)), coder.transform(x))
     query = coder.transform(embed.transform(["the classes of iris plants"]), query=True)
     for match in ncl.why(query, index, k=3):
