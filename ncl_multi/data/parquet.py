@@ -26,7 +26,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Any:
 
     file, size = open_parquet(path, columns), path.stat().st_size
     most = most_memory(size)
-    taken = sum(_group_bytes(file, group, columns) for group in range(file.num_row_groups))
+    taken = sum(_group_bytes(path, columns))
     batches, texts = [], 0
     for batch in file.iter_batches(64, columns=list(columns)) if taken <= most else ():
         texts += text_bytes(batch)
@@ -54,8 +54,8 @@ def open_parquet(path: Path, columns: Sequence[str]) -> Any:
     texts = [field.name for field in parquet.read_schema(path) if field.type in strings]
     most = most_memory(path.stat().st_size)
     file = parquet.ParquetFile(path, read_dictionary=[name for name in texts if name in columns])
-    for group in range(file.num_row_groups):
-        if (taken := _group_bytes(file, group, columns)) > most:
+    for group, taken in enumerate(_group_bytes(path, columns)):
+        if taken > most:
             raise ValueError(
                 f"row group {group} of {path} would take {taken} bytes in memory, more than "
                 f"{most}; write the file again with a smaller row_group_size"
@@ -103,13 +103,89 @@ def _plain_schema(schema: Any, columns: Sequence[str]) -> Any:
     )
 
 
-def _group_bytes(file: Any, group: int, columns: Sequence[str]) -> int:
-    """Bytes in memory of these columns of a row group; repeated texts are counted once."""
-    about = file.metadata.row_group(group)
-    total = 0
-    for number in range(about.num_columns):
-        column = about.column(number)
-        if column.path_in_schema.partition(".")[0] in columns:
-            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}.get(column.physical_type, 8)
-            total += max(column.total_uncompressed_size, column.num_values * width)
-    return total
+def _group_bytes(path: Path, columns: Sequence[str]) -> list[int]:
+    """Bytes in memory of these columns of each row group; repeated texts are counted once."""
+    # Fields by their numbers in the format's description. pyarrow's own accessors end the process
+    # if a column of a damaged footer contradicts itself.
+    try:
+        return [
+            sum(
+                max(about[6], about[5] * _WIDTHS.get(about[1], 8))
+                for about in (column[3] for column in group[1])
+                if about[3][0].decode() in columns
+            )
+            for group in _Thrift(_footer(path)).struct()[4]
+        ]
+    except (LookupError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+        raise OSError("its footer is damaged") from error
+
+
+_WIDTHS = {0: 1, 1: 4, 4: 4}
+"""Bytes of a value by physical type, where it is not 8: booleans, int32 and float."""
+
+
+def _footer(path: Path) -> bytes:
+    """The metadata at the end of a parquet file."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 8))
+        end = file.read(8)
+        size = int.from_bytes(end[:4], "little")
+        if end[4:] != b"PAR1" or size + 8 > path.stat().st_size:
+            raise OSError("it has no footer")
+        file.seek(-8 - size, 2)
+        return file.read(size)
+
+
+class _Thrift:
+    """Values in the compact form of thrift; a struct is its fields by number."""
+
+    def __init__(self, content: bytes):
+        self.content, self.place = content, 0
+
+    def struct(self) -> dict[int, Any]:
+        fields, number = {}, 0
+        while head := self.byte():
+            number = number + (head >> 4) if head >> 4 else self.signed()
+            # In a field, the kinds of true and false are their values.
+            fields[number] = head & 15 == 1 if head & 15 in (1, 2) else self.value(head & 15)
+        return fields
+
+    def value(self, kind: int) -> Any:
+        if kind in (1, 2, 3):
+            return self.byte()
+        if kind in (4, 5, 6):
+            return self.signed()
+        if kind == 7:
+            return self.bytes(8)
+        if kind == 8:
+            return self.bytes(self.number())
+        if kind in (9, 10):
+            head = self.byte()
+            count = self.number() if head >> 4 == 15 else head >> 4
+            return [self.value(head & 15) for _ in range(min(count, len(self.content) + 1))]
+        if kind == 12:
+            return self.struct()
+        raise OSError(f"its footer has a value of the unknown kind {kind}")
+
+    def byte(self) -> int:
+        self.place += 1
+        return self.content[self.place - 1]
+
+    def bytes(self, count: int) -> bytes:
+        self.place += count
+        if self.place > len(self.content):
+            raise IndexError
+        return self.content[self.place - count : self.place]
+
+    def number(self) -> int:
+        total = shift = 0
+        while True:
+            part = self.byte()
+            total |= (part & 127) << shift
+            shift += 7
+            if part < 128:
+                return total
+
+    def signed(self) -> int:
+        number = self.number()
+        return number >> 1 ^ -(number & 1)

@@ -32,7 +32,7 @@ from ncl_multi.adapters.graph.data import (
 from ncl_multi.adapters.graph.drawing import _spring, drawings
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
-from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores, coarse
+from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
 from ncl_multi.adapters.graph.report import node_names
 from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph.views import Adaptive, View, view, with_slow_nodes
@@ -345,17 +345,6 @@ def test_settling_fits_the_density_to_the_graph_as_it_is(graph):
     assert (model.encode(graph, dense=True) > 0).float().mean().item() == pytest.approx(
         0.2, abs=0.05
     )
-
-
-def test_entries_of_coarse_dimensions_count_double_once_settled(graph):
-    objective = objective_on(graph)
-    objective.settle()
-    model = objective.model
-    (h,) = model.represent(model.view_of(objective.data))
-    spread = model.head.fold()[0](h).std(dim=0)
-    assert coarse(16) == 2
-    assert spread[:2].tolist() == pytest.approx([2, 2], rel=0.05)
-    assert spread[2:].tolist() == pytest.approx([1] * 14, rel=0.05)
 
 
 def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(graph):

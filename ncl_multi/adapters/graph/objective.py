@@ -22,17 +22,16 @@ _SETTLED, _PASSES = 5_000, 30
 _LENGTH, _CODE_LENGTH = 1.0, 5.0
 """Squared length of the rows that `spectral` contrasts, features and codes: what negatives weigh.
 On standardised features it is close to CCA-SSG's loss (arXiv 2106.12484)."""
-_COARSE_WEIGHT = 2.0
 
 
 class GraphObjective(nn.Module):
     """Two views of the graph with dropped edges and features; the codes of a node are a pair.
 
     The encoder learns from the contrast of its own features, which are signed. After a share
-    `config.head_start` of the steps the head starts on clusters of these features: the first
-    dimensions on few large ones, the others on many small ones. From then on its non-negative codes
-    are contrasted by the same loss, and a linear map rebuilds the features from them. No gradient
-    goes from the codes to the encoder: sparse codes teach it less than signed features do.
+    `config.head_start` of the steps the head starts on clusters of these features. From then on
+    its non-negative codes are contrasted by the same loss, and a linear map rebuilds the features
+    from them. No gradient goes from the codes to the encoder: sparse codes teach it less than
+    signed features do.
 
     Args:
         model: A `NonNegGraph`.
@@ -69,18 +68,14 @@ class GraphObjective(nn.Module):
         self.model.train()
         with torch.random.fork_rng():
             torch.manual_seed(self.config.seed)
-            h, dims = h - h.mean(dim=0), self.model.head.out_dim
-            parts = [cluster_cores(h, size) for size in (coarse(dims), dims - coarse(dims)) if size]
-            self.model.head.start_at(torch.cat(parts))
+            self.model.head.start_at(cluster_cores(h - h.mean(dim=0), self.model.head.out_dim))
         self.started.fill_(True)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Fit the head's statistics and thresholds to the graph as it is, after training on views.
 
-        A view lacks features and edges, so more dimensions would fire for whole nodes. The entries
-        of the coarse dimensions are then doubled: a node's largest entry is more often its
-        community, and the others are topics within it.
+        A view lacks features and edges, so more dimensions would fire for whole nodes.
         """
         model = self.model.train()
         for running in (model.standardise, model.head.norm, model.head.centre):
@@ -89,8 +84,6 @@ class GraphObjective(nn.Module):
         h = self._features(_SETTLED)
         for _ in range(_PASSES):
             model.head(h)
-        if model.head.norm is not None and model.head.density is None:
-            model.head.norm.variance[: coarse(model.head.out_dim)] /= _COARSE_WEIGHT**2
         model.eval()
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,11 +158,6 @@ def _spectral(views: list[Tensor], length: float) -> Tensor:
     """`spectral` of rows of one squared length, divided by it."""
     za, zb = (length**0.5 * F.normalize(z, dim=1) for z in views)
     return spectral(za, zb, distributed=True) / length
-
-
-def coarse(dims: int) -> int:
-    """How many of the dimensions, the first ones, start on large clusters."""
-    return dims // 8
 
 
 def cluster_cores(h: Float[Tensor, "n h"], clusters: int) -> Float[Tensor, "m h"]:
