@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ncl_multi.data.arrays import read_embeddings
+from ncl_multi.data.parquet import _group_bytes
 from ncl_multi.data.tables import read_table
 
 X = np.random.default_rng(0).standard_normal((7, 4))
@@ -155,3 +156,62 @@ def test_files_that_take_much_more_memory_than_disk_are_refused(tmp_path):
     assert (tmp_path / "t.parquet").stat().st_size < 10**6
     with pytest.raises(ValueError, match="would take more than"):
         read_table(tmp_path / "t.parquet")
+
+
+def columns_by_pyarrow(path, columns):
+    """Bytes in memory of each row group, by pyarrow's accessors."""
+    from pyarrow import parquet
+
+    widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
+    about = parquet.read_metadata(path)
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    return [
+        sum(
+            max(c.total_uncompressed_size, c.num_values * widths.get(c.physical_type, 8))
+            for c in map(group.column, range(group.num_columns))
+            if c.path_in_schema.partition(".")[0] in columns
+        )
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"row_group_size": 30},
+        {"compression": "none", "version": "1.0"},
+        {"use_dictionary": False, "write_page_index": True, "data_page_version": "2.0"},
+    ],
+)
+def test_sizes_in_a_parquet_footer_are_those_that_pyarrow_reads(tmp_path, options):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, n = tmp_path / "x.parquet", 100
+    table = {
+        "text": ["a b"] * n, "number": pa.array(range(n), pa.int32()), "flag": [True] * n,
+        "row": [[1.0, 2.5]] * n, "half": pa.array(np.ones(n, np.float16)), "é": [{"x": 1}] * n,
+    }  # fmt: skip
+    parquet.write_table(pa.table(table), path, **options)
+    for columns in (["text"], ["number", "flag"], ["row", "é"], ["half"], list(table)):
+        assert _group_bytes(path, columns) == columns_by_pyarrow(path, columns)
+
+
+def test_a_damaged_parquet_footer_is_an_error_and_not_the_end_of_the_process(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"row": [[1.0, 2.5]] * 9}), path)
+    whole = path.read_bytes()
+    footer = range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) - 8)
+    refused = 0
+    for place in footer:
+        for value in (0, 1, 0x1C, 0x7F, 0xFF):
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            try:
+                _group_bytes(path, ["row"])
+            except OSError:
+                refused += 1
+    assert refused > 100  # Most bytes are values that no other value contradicts.

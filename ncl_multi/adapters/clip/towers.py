@@ -340,7 +340,9 @@ def processors_of(source: str, *, local_files_only: bool = False) -> tuple[Any, 
 
 def _stages(trunk: Any, pixels: Pixels) -> Float[Tensor, "n i"]:
     """A timm model's pooled features, and the mean and maximum of each of its last stages."""
-    # Its last layer is not a stage, and it has more stages than those where maps get smaller.
+    if not hasattr(trunk, "forward_intermediates"):
+        return trunk(pixels)
+    # EfficientNet's final layer is not a stage, and it has more stages than it lists.
     efficient = isinstance(trunk, EfficientNet)
     finer = {"extra_blocks": True} if efficient else {}
     final, stages = trunk.forward_intermediates(pixels, indices=3, **finer)
