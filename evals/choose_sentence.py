@@ -70,8 +70,8 @@ def prepared(cfg: Config) -> tuple[Any, Any, Any]:
     corpus = read_corpus("broad", cfg.limit)
     judged = TextBenchmarks.of(embed, ("stsb_dev", "sick_train"), ("cisi",))
     texts = docstrings()[:1200]
-    sides = [embed([text.query for text in texts]), embed([text.document for text in texts])]
-    judged.searched["docstrings"] = *sides, csr_array(eye_array(len(texts)))
+    queries, answers = embed([t.query for t in texts]), embed([t.document for t in texts])
+    judged.searched["docstrings"] = queries, answers, csr_array(eye_array(len(texts)))
     return corpus, embed(corpus.sentences), judged
 
 
