@@ -63,8 +63,9 @@ class Desk:
         self.title = run.resolve().name
 
     def code(self, text: str = "", image: Any = None, item: int | None = None) -> csr_array:
-        """The code of a query: an item by its number, else an image, else a text."""
-        if item is not None:
+        """The code of a query: an image, else a text, else an item by its number."""
+        # Last, because the browser sends 0 for the number that nobody typed.
+        if image is None and not text.strip() and item is not None:
             if not 0 <= item < len(self.items):
                 raise ValueError(f"items are numbered 0..{len(self.items) - 1}; got {item}")
             return self.index.codes([item])

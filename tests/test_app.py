@@ -108,7 +108,8 @@ def test_words_are_encoded_by_the_runs_own_model(run):
     model = ncl.wrap(tiny_bert(), dims=4, processor=tiny_tokenizer())
     model.save_pretrained(run / "model")
     assert type(load_model(run / "model")) is type(model)
-    code = Desk(run).code("the cat sat")
+    # The browser sends 0 as the item if no number was typed.
+    code = Desk(run).code("the cat sat", item=0)
     assert code.toarray() == pytest.approx(model.encode(["the cat sat"]).toarray(), abs=1e-6)
     assert np.linalg.norm(code.toarray()) == pytest.approx(1)
 
