@@ -75,6 +75,8 @@ class Desk:
             raise ValueError(f"type at most {MOST_TEXT} characters; got {len(text)}")
         if self.model is None:
             raise ValueError("this run has no model that can encode; give the number of an item")
+        if image is None and not takes_words(self.model):
+            raise ValueError("the model of this run encodes pictures, not words; drop a picture")
         return unit_csr(self.model.encode([text if image is None else image]))
 
     def concepts(self, code: csr_array, most: int = 12) -> list[int]:
@@ -140,6 +142,12 @@ def load_model(folder: Path) -> Any:
     """The model of a run; None if it cannot encode new queries: graphs, embeddings."""
     model = load(folder)
     return model if isinstance(model, SparseModel) and model.kind != "graph" else None
+
+
+def takes_words(model: SparseModel) -> bool:
+    """Whether a string is words to a model; to one of pictures it is a path of this machine."""
+    encoder = getattr(model, "encoder", None)
+    return model.kind == "clip" or getattr(encoder, "tower", "image") == "text"
 
 
 def build(desk: Desk) -> Any:

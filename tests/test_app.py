@@ -114,6 +114,20 @@ def test_words_are_encoded_by_the_runs_own_model(run):
     assert np.linalg.norm(code.toarray()) == pytest.approx(1)
 
 
+def test_words_are_no_paths_for_models_of_pictures(run):
+    ncl = pytest.importorskip("ncl_multi.adapters.vision.model")
+    private = run / "private.png"
+    private.write_bytes(png((1, 2, 3)))
+    model = ncl.NonNegVision("test_resnet", 4, hidden_dim=None)
+    model.save_pretrained(run / "model")
+    desk = Desk(run)
+    # The model itself takes paths, of its caller.
+    with Image.open(private) as picture:
+        assert (desk.model.encode([str(private)]) != desk.model.encode([picture])).nnz == 0
+    with pytest.raises(ValueError, match="encodes pictures, not words; drop a picture"):
+        desk.code(str(private))
+
+
 def test_a_class_list_that_is_too_short_and_thumbnails_that_are_no_pictures_are_shown_as_such(run):
     z = torch.eye(4).repeat(3, 1)
     bytes_ = [png((1, 2, 3)), b"<script>alert(1)</script>", *[png((1, 2, 3))] * 10]
