@@ -2,7 +2,7 @@
 
 Usage:
     python evals/pretrained.py
-    python evals/pretrained.py minilm-672
+    python evals/pretrained.py minilm-384
     python evals/pretrained.py --train minilm
     python evals/pretrained.py --train clip
 """

@@ -29,7 +29,7 @@ _WIDE = 4096
 
 
 def pretrained(name: str) -> Any:
-    """A trained model of this package: `ncl.pretrained("minilm-672")`.
+    """A trained model of this package: `ncl.pretrained("minilm-384")`.
 
     The encoder is fetched if it is not in the cache. The card, with its figures and the command
     that trained it, is `ncl_multi/pretrained/<name>/README.md`.
