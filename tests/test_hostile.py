@@ -611,6 +611,16 @@ def test_a_checkpoint_with_another_step_is_refused(tmp_path, step, message):
         go_on(tmp_path)
 
 
+@pytest.mark.parametrize("processes", [None, "x", [1], 2.5, {}])
+def test_a_run_of_so_many_processes_as_no_run_has_is_refused(tmp_path, processes):
+    go_on(tmp_path)
+    go_on(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": processes}))
+    with pytest.raises(ValueError, match="contains another run"):
+        go_on(tmp_path)
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_half_precision_without_a_gpu_is_refused(device):

@@ -357,7 +357,10 @@ def test_layers_much_larger_than_the_weights_are_refused(unchecked, tmp_path, ki
         ncl.load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("type_", ["os.system", "antigravity.x", "evil.X", "torch.jit.Module"])
+@pytest.mark.parametrize(
+    "type_",
+    ["os.system", "antigravity.x", "evil.X", "torch.jit.Module", "sentence_transformers.models.X"],
+)
 def test_modules_of_other_packages_are_not_imported(unchecked, tmp_path, type_):
     model = KINDS["sentence, sentence-transformers"](tmp_path / "source")
     model.save_pretrained(tmp_path / "model")

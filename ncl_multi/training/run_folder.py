@@ -239,8 +239,10 @@ def _check_same_run(config_path: Path, current: dict[str, Any], free: tuple[str,
 def _with_rows_of_all(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the global batch size: a run may resume on another number of processes."""
     processes, rows = settings.get("processes", 1), settings.get("batch_size")
+    if not isinstance(processes, int):
+        return settings
     together = rows * processes if isinstance(rows, int) else rows
-    return {**settings, "processes": None, "batch_size": together}
+    return {**settings, "processes": "all", "batch_size": together}
 
 
 def _shorten_log(path: Path, step: int) -> None:

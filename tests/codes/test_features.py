@@ -158,6 +158,9 @@ def test_a_file_with_wrong_parts_is_refused_or_read(
     assert loaded.dense().shape == (len(loaded), loaded.dims)
 
 
+NNZ = csr_array(codes(5, 4, 0.5).numpy()).nnz
+
+
 def file_of(path, **changes):
     """A file of five sparse codes with items, with parts changed, or dropped for None."""
     z = csr_array(codes(5, 4, 0.5).numpy())
@@ -193,6 +196,9 @@ def file_of(path, **changes):
         ({"shape": torch.tensor([5])}, "shape must be 5 rows"),
         ({"indptr": torch.zeros(0, dtype=torch.int32)}, "shape must be"),
         ({"indices": torch.full((9,), 9, dtype=torch.int32)}, "damaged"),
+        ({"indices": torch.full((NNZ,), 4, dtype=torch.int32)}, "damaged"),
+        ({"indices": torch.full((NNZ,), -1, dtype=torch.int32)}, "damaged"),
+        ({"indptr": torch.tensor([0, NNZ, 0, NNZ, 0, NNZ], dtype=torch.int32)}, "damaged"),
         ({"y": torch.zeros(5, 1, 1)}, "y must have 1 or 2 axes"),
         ({"z": torch.zeros(0, 2**50)}, "1 to 4194304 columns"),
         ({"z": torch.zeros(2**50, 0)}, "1 to 4194304 columns"),

@@ -331,5 +331,5 @@ def test_a_document_that_multiplies_itself_or_names_a_file_is_refused(tmp_path):
     secret = '<!DOCTYPE x [<!ENTITY l SYSTEM "file:///etc/passwd">]><graphml>&l;</graphml>'
     for text in (laughs, secret):
         (tmp_path / "g.graphml").write_text(f'<?xml version="1.0"?>{text}')
-        with pytest.raises(ValueError, match="is not a whole GraphML file"):
+        with pytest.raises(ValueError, match=r"is not a whole GraphML file.*DOCTYPE"):
             read_graph(tmp_path / "g.graphml")
