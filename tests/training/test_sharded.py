@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -169,8 +170,12 @@ def test_metadata_that_changes_a_class_is_refused(tmp_path):
 def test_metadata_that_is_damaged_is_refused_in_words(tmp_path, attack):
     trained(config(tmp_path, steps=4))
     (tmp_path / "checkpoints" / "4" / ".metadata").write_bytes(attack)
+    tracemalloc.start()
     with pytest.raises(ValueError, match="cannot be read"):
         trained(config(tmp_path))
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < 2**28
 
 
 def test_a_share_that_takes_memory_for_a_number_is_refused(tmp_path):
