@@ -1,6 +1,6 @@
 """How should sentence heads be trained? Settings of the recipe compared on validation data.
 
-Quality at k active entries on STS-B dev, SICK train, CISI and docstrings, which are to be found by
+Quality at k active entries on STS-B dev, SICK train, CISI and docstrings, which are searched with
 their first sentence; the splits that are reported (STS-B test, SICK trial, LISA, Cranfield) are
 never read. Each setting is trained with every seed by the package's own objective; features, axes
 and neighbours are found once. CISI has 76 queries, too few to tell similar heads apart, so it is

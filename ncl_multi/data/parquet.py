@@ -24,9 +24,9 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Any:
     """These columns of a parquet file as a `pyarrow.Table`, unless they are too large."""
     import pyarrow as pa
 
-    file, size = open_parquet(path, columns), path.stat().st_size
+    file, sizes = _opened(path, columns)
+    taken, size = sum(sizes), path.stat().st_size
     most = most_memory(size)
-    taken = sum(_group_bytes(path, columns))
     batches, texts = [], 0
     for batch in file.iter_batches(64, columns=list(columns)) if taken <= most else ():
         texts += text_bytes(batch)
@@ -47,6 +47,11 @@ def open_parquet(path: Path, columns: Sequence[str]) -> Any:
     A repeated value takes a few bytes in the file and any amount of memory. So
     repeated texts come as dictionaries, whose size `text_bytes` tells before they are `decoded`.
     """
+    return _opened(path, columns)[0]
+
+
+def _opened(path: Path, columns: Sequence[str]) -> tuple[Any, list[int]]:
+    """The file, and the bytes in memory of each row group."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -54,13 +59,14 @@ def open_parquet(path: Path, columns: Sequence[str]) -> Any:
     texts = [field.name for field in parquet.read_schema(path) if field.type in strings]
     most = most_memory(path.stat().st_size)
     file = parquet.ParquetFile(path, read_dictionary=[name for name in texts if name in columns])
-    for group, taken in enumerate(_group_bytes(path, columns)):
+    sizes = _group_bytes(path, columns)
+    for group, taken in enumerate(sizes):
         if taken > most:
             raise ValueError(
                 f"row group {group} of {path} would take {taken} bytes in memory, more than "
                 f"{most}; write the file again with a smaller row_group_size"
             )
-    return file
+    return file, sizes
 
 
 def text_bytes(batch: Any) -> int:

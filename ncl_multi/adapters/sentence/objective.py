@@ -106,8 +106,10 @@ class SentenceObjective(nn.Module):
         z = self.model(self._inputs(rows, h))
         cut = z if self.k is None else top_k(z, self.k)
         self.batches += 1
-        parts, encoded = _gathered(cut, sizes), _gathered(h, sizes)[: len(columns)]
-        codes, loss = parts[: len(columns)], z.new_zeros(())
+        parts, loss = _gathered(cut, sizes), z.new_zeros(())
+        codes, encoded = parts[: len(columns)], []
+        if config.correlation or config.imitation:
+            encoded = [gather(rows) for rows in h.split(sizes)[: len(columns)]]
         if config.contrast:
             texts = torch.cat([gather(column.to(device)) for column in columns[1:]])
             loss = loss + config.contrast * contrast(
