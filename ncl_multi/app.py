@@ -271,7 +271,7 @@ def _only_uploads(component: Any) -> None:
         try:
             with open_picture(path, "the picture") as picture:
                 return ImageOps.exif_transpose(picture).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise gr.Error(str(error)) from error
 
     component.async_move_resource_to_block_cache = move_file

@@ -40,7 +40,7 @@ MOST_HEADER = 2**23
 MOST_DEPTH = 32
 """Levels of nesting in JSON."""
 MOST_PIXELS = 2**26
-"""Pixels of a picture, 67 million; in RGB it takes 200 MB."""
+"""Pixels of a picture, 67 million. One of a small file has fewer: 4 bytes of each are memory."""
 
 # Other formats of Pillow start programs (EPS) or are rarely used and rarely tested.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -401,17 +401,20 @@ def most_memory(file_size: int) -> int:
     return 10 * file_size + 100_000_000
 
 
-def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Any:
-    """A Pillow image, not yet decoded, of a common format and at most `MOST_PIXELS` pixels.
+@contextmanager
+def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Iterator[Any]:
+    """A Pillow image, not yet decoded, of a common format and a size that fits its file.
 
-    `file` is a path or the encoded bytes; `name` names it in errors.
+    `file` is a path or the encoded bytes; `name` names it in errors. Decode it in the context:
+    whatever Pillow raises for damaged bytes is a `ValueError` that names the file.
 
     Example:
         >>> import io
         >>> from PIL import Image
         >>> file = io.BytesIO()
         >>> Image.new("RGB", (3, 2)).save(file, "PNG")
-        >>> open_picture(file.getvalue()).size
+        >>> with open_picture(file.getvalue()) as picture:
+        ...     picture.size
         (3, 2)
     """
     with needs("ncl-multi[train]"):
@@ -419,18 +422,23 @@ def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
     name = name or ("the picture" if isinstance(file, bytes) else file)
     try:
         opened = io.BytesIO(file) if isinstance(file, bytes) else file
-        picture = Image.open(opened, formats=_FORMATS)
+        size = len(file) if isinstance(file, bytes) else Path(file).stat().st_size
+        with Image.open(opened, formats=_FORMATS) as picture:
+            most = min(MOST_PIXELS, most_memory(size) // 4)
+            if picture.width * picture.height > most:
+                raise ValueError(
+                    f"{name} has {picture.width} x {picture.height} pixels in {size} bytes; at "
+                    f"most {most} are read from so many. Scale it down"
+                )
+            yield picture
     except UnidentifiedImageError as error:
         raise ValueError(f"{name} is not a picture ({', '.join(_FORMATS)}): {error}") from error
-    except (SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except ValueError:
+        raise
+    except (*DAMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # There is no such file, or it may not be read.
         raise ValueError(f"{name} cannot be read as a picture: {error}") from error
-    if picture.width * picture.height > MOST_PIXELS:
-        picture.close()
-        raise ValueError(
-            f"{name} has {picture.width} x {picture.height} pixels; at most {MOST_PIXELS} are "
-            f"read. Scale it down"
-        )
-    return picture
 
 
 def _check_whole(content: Any) -> None:

@@ -117,8 +117,8 @@ def good_files(folder: Path) -> dict[str, Reader]:
     np.savez_compressed(folder / "x.npz", x=np.eye(6, 5))
     parquet.write_table(pa.table({"text": texts, "n": range(4)}), folder / "t.parquet")
     parquet.write_table(pa.table({"x": np.eye(4).tolist()}), folder / "x.parquet")
-    Image.effect_noise((24, 24), 50).convert("RGB").save(folder / "p.png")
-    Image.effect_noise((24, 24), 50).convert("RGB").save(folder / "p.jpg")
+    for ending in ("png", "jpg", "gif", "tiff", "webp"):
+        Image.effect_noise((24, 24), 50).convert("RGB").save(folder / f"p.{ending}")
     resume(folder / "run" / "checkpoint.pt")
     models: dict[str, Any] = {
         "graph model": ncl.NonNegGraph(8, in_dim=4, width=4),
@@ -147,6 +147,9 @@ def good_files(folder: Path) -> dict[str, Reader]:
         "embeddings": ("x.parquet", read_embeddings),
         "png": ("p.png", decode),
         "jpeg": ("p.jpg", decode),
+        "gif": ("p.gif", decode),
+        "tiff": ("p.tiff", decode),
+        "webp": ("p.webp", decode),
         "checkpoint": ("run/checkpoint.pt", resume),
         "run config": ("run/config.json", resume),
         "run log": ("run/train.jsonl", resume),

@@ -329,13 +329,46 @@ def png(width: int, height: int) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_pictures_of_a_usual_kind_and_size_are_opened():
-    assert open_picture(png(3, 2)).convert("RGB").getpixel((0, 0)) == (0, 0, 0)
-    assert open_picture(png(2**13, 2**13)).size == (2**13, 2**13)
-    for side in (2**13 + 1, 100_000):
-        with pytest.raises(ValueError, match=r"pixels"):
-            open_picture(png(side, side))
-    with pytest.raises(ValueError, match="thumbnail 3 is not a picture"):
-        open_picture(b"<svg/>", "thumbnail 3")
+    with open_picture(png(3, 2)) as picture:
+        assert picture.convert("RGB").getpixel((0, 0)) == (0, 0, 0)
+    for side, more in ((5_000, 0), (2**13, 2**24)):
+        with open_picture(png(side, side) + bytes(more)) as picture:
+            assert picture.size == (side, side)
+    for side, more in ((5_001, 0), (2**13, 0), (2**13 + 1, 2**24), (100_000, 2**24)):
+        content = png(side, side) + bytes(more)
+        with pytest.raises(ValueError, match=r"pixels"), open_picture(content):
+            pass
+    with (
+        pytest.raises(ValueError, match="thumbnail 3 is not a picture"),
+        open_picture(b"<svg/>", "thumbnail 3"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["cut", "a part that is shorter than it says"])
+def test_a_picture_whose_pixels_are_damaged_is_refused_by_name(kind):
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.effect_noise((24, 24), 50).save(file, "PNG")
+    encoded = file.getvalue()
+    length = encoded.index(b"IDAT") - 4
+    damaged = (
+        encoded[:200] if kind == "cut" else encoded[:length] + b"\0\0\0\x10" + encoded[length + 4 :]
+    )
+    opened = Image.open(io.BytesIO(damaged))
+    with pytest.raises(OSError if kind == "cut" else SyntaxError):
+        opened.load()
+    with (
+        pytest.raises(ValueError, match=r"b\.png cannot be read as a picture"),
+        open_picture(damaged, "b.png") as picture,
+    ):
+        picture.load()
+
+
+def test_a_picture_that_is_not_there_is_said_to_be_missing(tmp_path):
+    with pytest.raises(FileNotFoundError), open_picture(tmp_path / "a.png"):
+        pass
 
 
 def test_a_picture_that_would_start_a_program_is_refused():
@@ -344,8 +377,8 @@ def test_a_picture_that_would_start_a_program_is_refused():
     file = io.BytesIO()
     Image.new("RGB", (3, 2)).save(file, "EPS")
     assert Image.open(file).format == "EPS", "Pillow would give it to Ghostscript"
-    with pytest.raises(ValueError, match="is not a picture"):
-        open_picture(file.getvalue())
+    with pytest.raises(ValueError, match="is not a picture"), open_picture(file.getvalue()):
+        pass
 
 
 def test_equal_files_share_their_place_and_others_stay(tmp_path):

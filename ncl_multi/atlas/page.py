@@ -265,7 +265,7 @@ def _shrink(encoded: bytes, size: int) -> str:
     try:
         with open_picture(encoded) as opened:
             image = opened.convert("RGBA" if opened.has_transparency_data else "RGB")
-    except (OSError, SyntaxError, ValueError):
+    except ValueError:
         return ""
     image.thumbnail((size, size))
     buffer = io.BytesIO()

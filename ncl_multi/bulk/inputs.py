@@ -392,10 +392,10 @@ class _Pictures(Source):
             row, where = part.first + place, self._id(file)
             try:
                 where.encode()
-                with open_picture(file) as picture:
+                with open_picture(file, "the picture") as picture:
                     picture.load()
-            except (OSError, SyntaxError, ValueError) as error:
-                yield Refused(row, where, f"the picture cannot be read: {error}")
+            except (OSError, ValueError) as error:
+                yield Refused(row, where, str(error))
             else:
                 yield Row(row, where, where, picture)
 

@@ -1,6 +1,5 @@
 """Pictures of a folder or of the Hugging Face hub, decoded on demand."""
 
-import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +17,6 @@ with needs("ncl-multi[vision]"):
     import numpy as np
     from PIL import Image, ImageOps
     from tqdm.auto import tqdm
-
-DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
-"""What Pillow raises for bytes that are not a complete picture."""
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "validation", "valid")}
@@ -44,12 +40,9 @@ class PictureFiles:
     def _open(self, row: int) -> Image.Image:
         file = self.files[row]
         name = file if isinstance(file, Path) else f"row {row}"
-        try:
-            with open_picture(file, name) as picture:
-                picture.load()
-                return on_white(picture)
-        except DAMAGE as error:
-            raise ValueError(f"{name} cannot be read as a picture: {error}") from error
+        with open_picture(file, name) as picture:
+            picture.load()
+            return on_white(picture)
 
     def readable(self, source: str) -> list[int]:
         """Rows whose picture decodes; the others are logged. Each is decoded once, by threads.
@@ -60,7 +53,7 @@ class PictureFiles:
         def is_whole(row: int) -> bool:
             try:
                 self._open(row)
-            except ValueError:
+            except (OSError, ValueError):
                 return False
             return True
 

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from ncl_multi.data.folders import DAMAGE, Image, on_white
+from ncl_multi.data.folders import Image, on_white
 from ncl_multi.files import open_picture
 
 
@@ -67,7 +67,7 @@ class Pairs:
         """One image in RGB, on white if transparent; `DamagedImageError` if it does not decode."""
         try:
             return _decode(self.images[row])
-        except DAMAGE as error:
+        except (OSError, ValueError) as error:
             raise DamagedImageError(f"{self.image_names[row]}: {error}") from error
 
     def relevant(self) -> csr_array:

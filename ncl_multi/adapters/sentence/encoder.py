@@ -232,7 +232,7 @@ def _checked_image(row: int, item: Any) -> Any:
         try:
             with open_picture(item) as opened:
                 item = opened.convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"row {row} is not an image that can be read: {error}") from error
     if isinstance(item, Image.Image):
         return item.convert("RGB")

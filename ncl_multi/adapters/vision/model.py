@@ -234,7 +234,7 @@ def as_tensor(images: Sequence[Any], size: int) -> Tensor:
             try:
                 with open_picture(image) as opened:
                     rows.append(square(opened, size))
-            except (OSError, SyntaxError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 raise ValueError(f"row {row} is not an image: {image}: {error}") from error
         else:
             raise ValueError(f"row {row} must be a PIL image or a file; got {type(image).__name__}")
