@@ -22,7 +22,7 @@ from ncl_multi.codes.explain import Match, explain, steer, unit_csr
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import class_names, name_sides
 from ncl_multi.codes.search import SparseIndex
-from ncl_multi.files import open_picture
+from ncl_multi.files import DAMAGE, read_picture
 from ncl_multi.model import SparseModel, load
 from ncl_multi.optional import needs
 
@@ -269,9 +269,9 @@ def _only_uploads(component: Any) -> None:
         if path.stat().st_size > MOST_UPLOAD:
             raise gr.Error(f"pictures may have at most {MOST_UPLOAD} bytes")
         try:
-            with open_picture(path, "the picture") as picture:
-                return ImageOps.exif_transpose(picture).convert("RGB")
-        except (OSError, ValueError) as error:
+            picture = read_picture(path, "the picture")
+            return ImageOps.exif_transpose(picture).convert("RGB")
+        except DAMAGE as error:
             raise gr.Error(str(error)) from error
 
     component.async_move_resource_to_block_cache = move_file
@@ -296,8 +296,7 @@ def _thumbnail(encoded: bytes) -> str:
     from PIL import Image
 
     try:
-        with open_picture(encoded, "the thumbnail") as picture:
-            kind = Image.MIME[picture.format]
+        kind = Image.MIME[read_picture(encoded, "the thumbnail").format]
     except ValueError as error:
         return f'<i style="width:72px">{html.escape(str(error))}</i>'
     data = base64.b64encode(encoded).decode()

@@ -40,10 +40,12 @@ MOST_HEADER = 2**23
 MOST_DEPTH = 32
 """Levels of nesting in JSON."""
 MOST_PIXELS = 2**26
-"""Pixels of a picture, 67 million. One of a small file has fewer: 4 bytes of each are memory."""
+"""Pixels of a picture, 67 million. One of a small file has fewer, as each takes memory."""
 
 # Other formats of Pillow start programs (EPS) or are rarely used and rarely tested.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Bytes for each pixel that a decoder takes for itself.
+_DECODER = {"TIFF": 4, "WEBP": 12}
 DAMAGE = (
     ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
     MemoryError, NotImplementedError, OSError, RuntimeError, SyntaxError, TypeError,
@@ -401,44 +403,49 @@ def most_memory(file_size: int) -> int:
     return 10 * file_size + 100_000_000
 
 
-@contextmanager
-def open_picture(file: str | Path | bytes, name: str | Path | None = None) -> Iterator[Any]:
-    """A Pillow image, not yet decoded, of a common format and a size that fits its file.
+def read_picture(file: str | Path | bytes, name: str | Path | None = None) -> Any:
+    """A decoded Pillow image of a common format that takes no more than `most_memory` of its file.
 
-    `file` is a path or the encoded bytes; `name` names it in errors. Decode it in the context:
-    whatever Pillow raises for damaged bytes is a `ValueError` that names the file.
+    `file` is a path or the encoded bytes; `name` names it in errors.
 
     Example:
         >>> import io
         >>> from PIL import Image
         >>> file = io.BytesIO()
         >>> Image.new("RGB", (3, 2)).save(file, "PNG")
-        >>> with open_picture(file.getvalue()) as picture:
-        ...     picture.size
+        >>> read_picture(file.getvalue()).size
         (3, 2)
     """
     with needs("ncl-multi[train]"):
         from PIL import Image, UnidentifiedImageError
     name = name or ("the picture" if isinstance(file, bytes) else file)
+    if not isinstance(file, bytes) and Path(file).exists() and not Path(file).is_file():
+        raise ValueError(f"{name} is not a file")
+    size = len(file) if isinstance(file, bytes) else Path(file).stat().st_size
+    opened = io.BytesIO(file) if isinstance(file, bytes) else file
     try:
-        opened = io.BytesIO(file) if isinstance(file, bytes) else file
-        size = len(file) if isinstance(file, bytes) else Path(file).stat().st_size
         with Image.open(opened, formats=_FORMATS) as picture:
-            most = min(MOST_PIXELS, most_memory(size) // 4)
+            most = min(MOST_PIXELS, most_memory(size) // _bytes_per_pixel(picture))
             if picture.width * picture.height > most:
                 raise ValueError(
-                    f"{name} has {picture.width} x {picture.height} pixels in {size} bytes; at "
-                    f"most {most} are read from so many. Scale it down"
+                    f"it has {picture.width} x {picture.height} pixels in {size} bytes; at most "
+                    f"{most} are read from so many. Scale it down"
                 )
-            yield picture
+            picture.load()
+            return picture
     except UnidentifiedImageError as error:
         raise ValueError(f"{name} is not a picture ({', '.join(_FORMATS)}): {error}") from error
-    except ValueError:
-        raise
     except (*DAMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # There is no such file, or it may not be read.
+            raise  # The file may not be read, or has gone.
         raise ValueError(f"{name} cannot be read as a picture: {error}") from error
+
+
+def _bytes_per_pixel(picture: Any) -> int:
+    """Memory for decoding, or for the conversion to RGB after it, whichever is larger."""
+    decoder = 2 * len(picture.getbands()) if picture.info.get("progressive") else 0
+    decoder = _DECODER.get(picture.format, decoder)
+    return 4 + max(decoder, 4 * (picture.mode != "RGB"))
 
 
 def _check_whole(content: Any) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import resource
 import subprocess
@@ -17,12 +18,14 @@ from safetensors.numpy import save_file
 from ncl_multi import files
 from ncl_multi.files import (
     Expected,
+    _bytes_per_pixel,
     atomic,
     atomic_folder,
     link_equal_files,
     lock_folder,
-    open_picture,
+    most_memory,
     read_json,
+    read_picture,
     read_safetensors,
 )
 
@@ -327,58 +330,154 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_pictures_of_a_usual_kind_and_size_are_opened():
-    with open_picture(png(3, 2)) as picture:
-        assert picture.convert("RGB").getpixel((0, 0)) == (0, 0, 0)
-    for side, more in ((5_000, 0), (2**13, 2**24)):
-        with open_picture(png(side, side) + bytes(more)) as picture:
-            assert picture.size == (side, side)
-    for side, more in ((5_001, 0), (2**13, 0), (2**13 + 1, 2**24), (100_000, 2**24)):
-        content = png(side, side) + bytes(more)
-        with pytest.raises(ValueError, match=r"pixels"), open_picture(content):
-            pass
-    with (
-        pytest.raises(ValueError, match="thumbnail 3 is not a picture"),
-        open_picture(b"<svg/>", "thumbnail 3"),
-    ):
-        pass
+def encoded(kind: str, mode: str = "RGB", side: int = 24, **options: object) -> bytes:
+    """A picture of one colour that is there, however large it is."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new(mode, (side, side)).save(file, kind, **options)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["cut", "a part that is shorter than it says"])
-def test_a_picture_whose_pixels_are_damaged_is_refused_by_name(kind):
+PICTURES = [
+    ("PNG", "RGB", {}), ("PNG", "RGBA", {}), ("PNG", "P", {}), ("PNG", "I;16", {}),
+    ("GIF", "P", {}), ("JPEG", "RGB", {}), ("JPEG", "CMYK", {"progressive": True}),
+    ("TIFF", "RGBA", {"compression": "tiff_deflate", "strip_size": 2**31 - 1}),
+    ("WEBP", "RGB", {"lossless": True}), ("WEBP", "RGBA", {"lossless": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "mode", "options"), PICTURES)
+def test_pictures_of_a_usual_kind_are_decoded(kind, mode, options):
+    from PIL import ImageOps
+
+    picture = read_picture(encoded(kind, mode, **options))
+    assert picture.format == kind
+    assert len(picture.convert("RGB").getcolors()) == 1
+    assert ImageOps.exif_transpose(picture).size == (24, 24)
+
+
+MEMORY = """
+import os, resource, sys
+from pathlib import Path
+from ncl_multi.data.folders import on_white
+from ncl_multi.files import most_memory, read_picture
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    if not os.fork():
+        on_white(read_picture(folder / "small"))
+        before = peak()
+        on_white(read_picture(folder / "large"))
+        size = (folder / "large").stat().st_size
+        print(folder.name, peak() - before - most_memory(size), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory otherwise")
+def test_the_largest_picture_of_a_small_file_takes_little_memory(tmp_path):
+    from PIL import Image
+
+    for number, (kind, mode, options) in enumerate(PICTURES):
+        folder = tmp_path / f"{number} {kind} {mode}"
+        folder.mkdir()
+        (folder / "small").write_bytes(encoded(kind, mode, **options))
+        with Image.open(folder / "small") as picture:
+            side = math.isqrt(most_memory(0) // _bytes_per_pixel(picture))
+        (folder / "large").write_bytes(encoded(kind, mode, side, **options))
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = done.stdout.splitlines()
+    assert len(rows) == len(PICTURES)
+    assert all(int(row.split()[-1]) < 2**23 for row in rows), rows
+
+
+def test_a_picture_of_many_pixels_needs_as_many_bytes():
+    def padded(side: int) -> bytes:
+        return encoded("PNG", side=side) + bytes(2**24)
+
+    assert read_picture(padded(5_100)).size == (5_100, 5_100)
+    with pytest.raises(ValueError, match="pixels in 4000 bytes; at most 25010000 are"):
+        read_picture(encoded("PNG", side=5_100)[:4000])
+    for side in (2**13 + 1, 100_000):
+        with pytest.raises(ValueError, match="the picture cannot be read as a picture"):
+            read_picture(png(side, side) + bytes(2**26))
+
+
+def test_a_transparent_picture_is_laid_on_white_in_strips_as_in_one(monkeypatch):
+    from PIL import Image
+
+    from ncl_multi.data import folders
+
+    noise = [Image.effect_noise((70, 50), 90) for _ in range(4)]
+    whole = Image.merge("RGBA", noise)
+    palette = noise[0].convert("P")
+    palette.info["transparency"] = bytes(range(256))
+    for picture in (whole, whole.convert("LA"), palette):
+        once = folders.on_white(picture)
+        rgba = picture.convert("RGBA")
+        by_hand = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        assert once.tobytes() == by_hand.convert("RGB").tobytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(folders, "_STRIP", 300)
+            assert folders.on_white(picture).tobytes() == once.tobytes()
+
+
+def damaged(kind: str) -> bytes:
+    """A small PNG, or PPM, with other bytes than it says."""
     from PIL import Image
 
     file = io.BytesIO()
     Image.effect_noise((24, 24), 50).save(file, "PNG")
-    encoded = file.getvalue()
-    length = encoded.index(b"IDAT") - 4
-    damaged = (
-        encoded[:200] if kind == "cut" else encoded[:length] + b"\0\0\0\x10" + encoded[length + 4 :]
-    )
-    opened = Image.open(io.BytesIO(damaged))
-    with pytest.raises(OSError if kind == "cut" else SyntaxError):
+    whole = file.getvalue()
+    length = whole.index(b"IDAT") - 4
+    return {
+        "cut": whole[:200],
+        "a part that is shorter than it says": whole[:length] + b"\0\0\0\x10" + whole[length + 4 :],
+        "letters in the place of numbers": b"P3 1 1 255 a b c",
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("cut", OSError),
+        ("a part that is shorter than it says", SyntaxError),
+        ("letters in the place of numbers", ValueError),
+    ],
+)
+def test_a_picture_whose_pixels_are_damaged_is_refused_by_name(kind, error):
+    from PIL import Image
+
+    opened = Image.open(io.BytesIO(damaged(kind)))
+    with pytest.raises(error):
         opened.load()
-    with (
-        pytest.raises(ValueError, match=r"b\.png cannot be read as a picture"),
-        open_picture(damaged, "b.png") as picture,
-    ):
-        picture.load()
+    with pytest.raises(ValueError, match=r"b\.png cannot be read as a picture"):
+        read_picture(damaged(kind), "b.png")
 
 
-def test_a_picture_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(FileNotFoundError), open_picture(tmp_path / "a.png"):
-        pass
+def test_what_is_no_picture_is_said_to_be_none(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_picture(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    for path in (tmp_path, tmp_path / "b.png"):
+        with pytest.raises(ValueError, match="is not a file"):
+            read_picture(path)
+    with pytest.raises(ValueError, match="thumbnail 3 is not a picture"):
+        read_picture(b"<svg/>", "thumbnail 3")
 
 
 def test_a_picture_that_would_start_a_program_is_refused():
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.new("RGB", (3, 2)).save(file, "EPS")
-    assert Image.open(file).format == "EPS", "Pillow would give it to Ghostscript"
-    with pytest.raises(ValueError, match="is not a picture"), open_picture(file.getvalue()):
-        pass
+    content = encoded("EPS")
+    assert Image.open(io.BytesIO(content)).format == "EPS", "Pillow would give it to Ghostscript"
+    with pytest.raises(ValueError, match="is not a picture"):
+        read_picture(content)
 
 
 def test_equal_files_share_their_place_and_others_stay(tmp_path):

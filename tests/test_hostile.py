@@ -36,7 +36,7 @@ from ncl_multi.data import images
 from ncl_multi.data.arrays import read_embeddings
 from ncl_multi.data.members import tar_files
 from ncl_multi.data.tables import read_table
-from ncl_multi.files import open_picture, read_torch
+from ncl_multi.files import read_picture, read_torch
 
 OURS = (ValueError, OSError)
 """What a reader may raise: errors that say what is wrong with the file."""
@@ -491,9 +491,9 @@ def test_a_picture_of_ten_gigapixels_is_refused_in_words(tmp_path):
             path.write_bytes(png(side))
         with pytest.raises(ValueError, match="none of the 18 pictures"):
             images(str(tmp_path), size=8)
-        words = r"0\.png (has 9000 x|cannot be read as a picture)"
-        with pytest.raises(ValueError, match=words), open_picture(tmp_path / "cat" / "0.png"):
-            pass
+        words = rf"0\.png cannot be read as a picture: {'it has 9000 x' if side == 9_000 else ''}"
+        with pytest.raises(ValueError, match=words):
+            read_picture(tmp_path / "cat" / "0.png")
     pairs = pairs_of("p", "train", [png(100_000), png(8)], ["big", "small"], [["a"], ["b"]])
     assert pairs.open(1).size == (8, 8)
     with pytest.raises(DamagedImageError, match="big: "):

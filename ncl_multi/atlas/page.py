@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from ncl_multi.atlas.tables import FITS, NEAREST, NONE, REASONS, SHOWN, TOP, readings, tables
 from ncl_multi.codes.features import Features, spread
 from ncl_multi.codes.names import name_sides
-from ncl_multi.files import atomic, open_picture
+from ncl_multi.files import atomic, read_picture
 from ncl_multi.optional import needs
 
 with needs("ncl-multi[train]"):
@@ -263,8 +263,8 @@ def _pictures(items: Sequence[tuple[Features, int]], order: Sequence[int], room:
 
 def _shrink(encoded: bytes, size: int) -> str:
     try:
-        with open_picture(encoded) as opened:
-            image = opened.convert("RGBA" if opened.has_transparency_data else "RGB")
+        image = read_picture(encoded)
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     except ValueError:
         return ""
     image.thumbnail((size, size))

@@ -17,7 +17,7 @@ from ncl_multi.data.cells import KINDS, json_row
 from ncl_multi.data.fetch import digest
 from ncl_multi.data.parquet import decoded, open_parquet, text_bytes, whole_parquet
 from ncl_multi.data.tables import read_table, text_column
-from ncl_multi.files import most_memory, open_picture
+from ncl_multi.files import most_memory, read_picture
 from ncl_multi.optional import needs
 
 MOST_LINE = 2**26
@@ -392,8 +392,7 @@ class _Pictures(Source):
             row, where = part.first + place, self._id(file)
             try:
                 where.encode()
-                with open_picture(file, "the picture") as picture:
-                    picture.load()
+                picture = read_picture(file, "the picture")
             except (OSError, ValueError) as error:
                 yield Refused(row, where, str(error))
             else:

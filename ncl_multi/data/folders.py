@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ncl_multi.data.pictures import ImageSet, Split, known_split, leave_out
-from ncl_multi.files import open_picture
+from ncl_multi.files import read_picture
 from ncl_multi.optional import needs
 
 with needs("ncl-multi[vision]"):
@@ -19,6 +19,7 @@ with needs("ncl-multi[vision]"):
     from tqdm.auto import tqdm
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_STRIP = 2**18
 _FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "validation", "valid")}
 
 
@@ -40,9 +41,7 @@ class PictureFiles:
     def _open(self, row: int) -> Image.Image:
         file = self.files[row]
         name = file if isinstance(file, Path) else f"row {row}"
-        with open_picture(file, name) as picture:
-            picture.load()
-            return on_white(picture)
+        return on_white(read_picture(file, name))
 
     def readable(self, source: str) -> list[int]:
         """Rows whose picture decodes; the others are logged. Each is decoded once, by threads.
@@ -148,10 +147,17 @@ def on_white(picture: Image.Image) -> Image.Image:
     """The picture in RGB, laid on white where it is transparent."""
     if picture.mode == "RGB":
         return picture
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        opaque = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
-    return picture.convert("RGB")
+    if not ("A" in picture.getbands() or "transparency" in picture.info):
+        return picture.convert("RGB")
+    # A strip at a time, because the copies would take five times the picture.
+    opaque = Image.new("RGB", picture.size)
+    height = max(1, _STRIP // picture.width)
+    for top in range(0, picture.height, height):
+        box = (0, top, picture.width, min(top + height, picture.height))
+        strip = picture.crop(box).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        opaque.paste(Image.alpha_composite(white, strip).convert("RGB"), box)
+    return opaque
 
 
 def to_tensor(picture: Image.Image) -> Tensor:

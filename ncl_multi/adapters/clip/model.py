@@ -25,7 +25,7 @@ from ncl_multi.adapters.clip.pairs import Pairs, as_pairs
 from ncl_multi.adapters.clip.towers import Pixels, Tokens, Towers
 from ncl_multi.data.fetch import cache as user_cache
 from ncl_multi.data.pictures import thumbnail
-from ncl_multi.files import open_picture
+from ncl_multi.files import read_picture
 from ncl_multi.model import SparseModel, check_fits
 from ncl_multi.optional import needs
 
@@ -202,5 +202,4 @@ def _are_texts(items: Any) -> bool:
 def _open(image: Any) -> Image.Image:
     if isinstance(image, Image.Image):
         return image.convert("RGB")
-    with open_picture(image) as opened:
-        return opened.convert("RGB")
+    return read_picture(image).convert("RGB")

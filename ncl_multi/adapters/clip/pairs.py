@@ -14,7 +14,7 @@ from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
 from ncl_multi.data.folders import Image, on_white
-from ncl_multi.files import open_picture
+from ncl_multi.files import read_picture
 
 
 class DamagedImageError(ValueError):
@@ -217,6 +217,4 @@ def _decode(source: Source) -> Image.Image:
     elif isinstance(source, HubCell):
         cell = source.table[source.row][source.column]
         source = cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
-    with open_picture(source) as image:
-        image.load()
-        return on_white(image)
+    return on_white(read_picture(source))

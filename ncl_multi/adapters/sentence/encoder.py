@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ncl_multi.files import most_memory, open_picture, parse_json, read_json
+from ncl_multi.files import most_memory, parse_json, read_json, read_picture
 from ncl_multi.model import check_fits
 from ncl_multi.optional import needs
 from ncl_multi.settings import check_no_code
@@ -230,8 +230,7 @@ def _checked_image(row: int, item: Any) -> Any:
 
     if isinstance(item, str | Path):
         try:
-            with open_picture(item) as opened:
-                item = opened.convert("RGB")
+            item = read_picture(item)
         except (OSError, ValueError) as error:
             raise ValueError(f"row {row} is not an image that can be read: {error}") from error
     if isinstance(item, Image.Image):

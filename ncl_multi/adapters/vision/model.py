@@ -17,7 +17,7 @@ from ncl_multi.adapters.vision.objective import SimCLR, Supervised
 from ncl_multi.adapters.vision.views import Views
 from ncl_multi.data.pictures import ImageSet, thumbnails, whole
 from ncl_multi.distributed import world_size
-from ncl_multi.files import open_picture
+from ncl_multi.files import read_picture
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.losses import NonNegCrossEntropy
 from ncl_multi.model import SparseModel
@@ -232,8 +232,7 @@ def as_tensor(images: Sequence[Any], size: int) -> Tensor:
             rows.append(square(image, size))
         elif isinstance(image, str | Path):
             try:
-                with open_picture(image) as opened:
-                    rows.append(square(opened, size))
+                rows.append(square(read_picture(image), size))
             except (OSError, ValueError) as error:
                 raise ValueError(f"row {row} is not an image: {image}: {error}") from error
         else:
