@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 pytest.importorskip("numba")
 Image = pytest.importorskip("PIL.Image")
@@ -84,6 +85,17 @@ def test_results_are_escaped_and_pictures_carried_along(run):
     assert "<script" not in page
     assert "data:image/png;base64," in page
     assert desk.page([]) == "<p>No item shares a concept with this.</p>"
+
+
+def test_a_question_that_no_item_answers_finds_nothing(run):
+    for path in (run / "features").iterdir():
+        path.unlink()
+    about = {"output": "head", "split": "test", "side": "text"}
+    features = Features(torch.eye(5)[:4], items=WORDS, about=about)
+    features.save(run / "features" / "text.safetensors")
+    desk = Desk(run)
+    assert len(desk.find(csr_array(np.eye(5)[[3]]))) == 1
+    assert desk.find(csr_array(np.eye(5)[[4]])) == []
 
 
 def test_bad_questions_are_told(run):

@@ -225,7 +225,9 @@ class SparseIndex:
 
     def _find(self, ids: np.ndarray, *, required: bool = False) -> np.ndarray:
         """One line per block: the row of each id in it, or -1."""
-        rows = np.array([block.find(ids) for block in self._blocks]).reshape(-1, len(ids))
+        # There may be none of either.
+        shape = (len(self._blocks), len(ids))
+        rows = np.array([block.find(ids) for block in self._blocks]).reshape(shape)
         unknown = ids[(rows < 0).all(axis=0)]
         if required and len(unknown):
             raise ValueError(f"the index does not contain {unknown[:5].tolist()}")

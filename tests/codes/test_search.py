@@ -132,6 +132,11 @@ def test_codes_come_back_as_unit_rows_in_the_order_asked():
     assert got.toarray() == pytest.approx(expected, abs=1e-6)
 
 
+def test_no_ids_have_no_codes():
+    for index in (index_of(codes(300)), SparseIndex(64)):
+        assert index.codes([]).shape == (0, 64)
+
+
 def test_a_saved_index_answers_the_same(tmp_path):
     z, queries = codes(300), codes(5, seed=1)
     index = SparseIndex(64, names=[f"concept {n}" for n in range(64)])

@@ -230,6 +230,17 @@ def test_memory_does_not_grow_over_two_hundred_steps(recipe, home, tmp_path):
     assert max(megabytes[150:]) - max(megabytes[:50]) < 30
 
 
+def test_of_two_processes_on_one_folder_the_second_is_refused(home, tmp_path):
+    start, here = home
+    flags = ("--steps", "300", "--batch-size", "16", "--log-every", "1", "--no-twin")
+    twice = [command("graph_ncl", here, tmp_path / "run", *flags)] * 2
+    codes = start.run(*twice)
+    assert sorted(map(bool, codes)) == [False, True], start.output()
+    assert "another process is writing to" in start.log.read_text()
+    lines = (tmp_path / "run" / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 301))
+
+
 def test_two_recipes_share_a_cache(home, tmp_path):
     start, here = home
     flags = ("--steps", "2", "--batch-size", "32", "--no-twin")

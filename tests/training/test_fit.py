@@ -228,6 +228,26 @@ def test_buffers_that_are_no_numbers_stop_the_run(tmp_path):
         run(tmp_path, how=breaks, checkpoint_every=1)
 
 
+@pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
+def test_one_long_row_or_a_large_rate_does_not_end_in_codes_that_are_no_numbers(tmp_path):
+    batches = [(x,) for x in rows().chunk(8)]
+    long = rows(8)
+    long[5] = 1e25
+    model = network()
+    z = model(long)
+    assert info_nce(z, z).isfinite(), "the loss does not show it"
+    assert not model.eval()(rows()).isfinite().all(), "the codes do"
+    for name, data, options in (
+        ("row", [*batches[:6], (long,), batches[7]], {}),
+        ("rate", batches, {"lr": 1e12, "warmup": 0.0}),
+    ):
+        words = rf"NaN or infinity after step \d.*{name}/checkpoint.pt, step [246]"
+        with pytest.raises(ValueError, match=words):
+            run(tmp_path / name, data=data, steps=8, checkpoint_every=2, **options)
+        state = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
+        assert all(value.isfinite().all() for value in state.values())
+
+
 @pytest.mark.parametrize("options", [{"steps": -3}, {"accumulate": 0}, {"log_every": 0}])
 def test_counts_below_one_are_refused(options):
     with pytest.raises(ValueError, match="must be at least 1; got"):
