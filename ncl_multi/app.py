@@ -9,6 +9,7 @@ Usage:
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,21 @@ from ncl_multi.codes.search import SparseIndex
 from ncl_multi.files import DAMAGE, read_picture
 from ncl_multi.model import SparseModel, load
 from ncl_multi.optional import needs
+from ncl_multi.settings import nested_values
 
 EVERYTHING = "everything"
 LOOPBACK = ("127.0.0.1", "localhost")
 MOST_UPLOAD = 20 * 2**20
 """Bytes of a picture that is dropped on the page."""
+MOST_SIDE = 2048
+"""Width and height of a picture for the model; a larger one is scaled down, as it takes memory."""
 MOST_TEXT = 10_000
 """Characters of a query."""
+# What gradio can do and the page does not need: fetch an address, call ffmpeg, edit its own code.
+_UNUSED = re.compile(
+    r"(/gradio_api)?/(proxy=|file[=/]\s*[\w+.-]{2,}:|process_recording|run-history|stream/|vibe|dev/"
+    r"|component_server|monitoring)"
+)
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,18 @@ def takes_words(model: SparseModel) -> bool:
     return model.kind == "clip" or getattr(encoder, "tower", "image") == "text"
 
 
+def read_upload(path: Path) -> Any:
+    """An uploaded picture in RGB, upright and not larger than models need."""
+    from PIL import ImageOps
+
+    if path.stat().st_size > MOST_UPLOAD:
+        raise ValueError(f"pictures may have at most {MOST_UPLOAD} bytes")
+    picture = read_picture(path, "the upload")
+    picture = picture if picture.mode == "RGB" else picture.convert("RGB")
+    picture.thumbnail((MOST_SIDE, MOST_SIDE))
+    return ImageOps.exif_transpose(picture)
+
+
 def build(desk: Desk) -> Any:
     """The app, ready to launch."""
     with needs("ncl-multi[app]"):
@@ -183,7 +204,6 @@ def build(desk: Desk) -> Any:
             with gr.Column(scale=1):
                 text = gr.Textbox(label="Words")
                 image = gr.Image(label="Picture", type="pil", height=180)
-                _only_uploads(image)
                 item = gr.Number(label="Or an item, by its number", precision=0, value=None)
                 side = gr.Radio(
                     [EVERYTHING, *desk.sides],
@@ -203,6 +223,7 @@ def build(desk: Desk) -> Any:
             event(ask, question, [dropped, results])
         for changed in (dropped.input, added.input, weight.input):
             changed(answer, [*question, *steering], results)
+    _only_uploads(app, image)
     return app
 
 
@@ -230,8 +251,28 @@ def main(
         server_port=port,
         share=False,
         max_file_size=MOST_UPLOAD,
-        app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=allowed)]},
+        app_kwargs={
+            "middleware": [
+                Middleware(TrustedHostMiddleware, allowed_hosts=allowed),
+                Middleware(OnlyThisPage),
+            ]
+        },
     )
+
+
+class OnlyThisPage:
+    """Middleware that answers 404 to requests which the page does not send."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        from starlette.responses import PlainTextResponse
+
+        closed = scope["type"] == "http" and _UNUSED.match(scope["path"])
+        answer = PlainTextResponse("not a part of this page", 404) if closed else self.app
+        await answer(scope, receive, send)
 
 
 def cli() -> None:
@@ -244,20 +285,21 @@ def cli() -> None:
     tyro.cli(main)
 
 
-def _only_uploads(component: Any) -> None:
-    """Let a picture component accept uploads of a visitor only.
+def _only_uploads(app: Any, component: Any) -> None:
+    """Let a page with one picture component accept files only as uploads of a visitor.
 
-    By default it opens any path of this machine that a request names, and fetches any address.
+    By default the component opens any path of this machine that a request names, and each input,
+    also that of words, fetches any address that is given to it as a file.
     """
     import gradio as gr
-    from PIL import ImageOps
 
-    move = component.async_move_resource_to_block_cache
+    read_inputs = app.preprocess_data
 
-    async def move_file(source: Any) -> Any:
-        if "://" in str(source):
+    async def preprocess_data(event: Any, inputs: Any, *given: Any, **options: Any) -> Any:
+        files = [value for value in nested_values(inputs) if isinstance(value, dict)]
+        if any("://" in str(file.get("path")) for file in files):
             raise gr.Error("pictures are taken only as uploads, not from an address")
-        return await move(source)
+        return await read_inputs(event, inputs, *given, **options)
 
     def preprocess(payload: Any) -> Any:
         if payload is None:
@@ -266,15 +308,12 @@ def _only_uploads(component: Any) -> None:
         path = Path(payload.path or "").resolve()
         if not path.is_relative_to(uploads) or not path.is_file():
             raise gr.Error("pictures are taken only as uploads")
-        if path.stat().st_size > MOST_UPLOAD:
-            raise gr.Error(f"pictures may have at most {MOST_UPLOAD} bytes")
         try:
-            picture = read_picture(path, "the picture")
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            return read_upload(path)
         except DAMAGE as error:
             raise gr.Error(str(error)) from error
 
-    component.async_move_resource_to_block_cache = move_file
+    app.preprocess_data = preprocess_data
     component.preprocess = preprocess
 
 

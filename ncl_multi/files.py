@@ -418,7 +418,7 @@ def read_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
     """
     with needs("ncl-multi[train]"):
         from PIL import Image, UnidentifiedImageError
-    name = name or ("the picture" if isinstance(file, bytes) else file)
+    name = name or ("the file" if isinstance(file, bytes) else file)
     if not isinstance(file, bytes) and Path(file).exists() and not Path(file).is_file():
         raise ValueError(f"{name} is not a file")
     size = len(file) if isinstance(file, bytes) else Path(file).stat().st_size
@@ -434,7 +434,7 @@ def read_picture(file: str | Path | bytes, name: str | Path | None = None) -> An
             picture.load()
             return picture
     except UnidentifiedImageError as error:
-        raise ValueError(f"{name} is not a picture ({', '.join(_FORMATS)}): {error}") from error
+        raise ValueError(f"{name} is not a picture ({', '.join(_FORMATS)})") from error
     except (*DAMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         if getattr(error, "errno", None) is not None:
             raise  # The file may not be read, or has gone.

@@ -131,6 +131,10 @@ MUTATIONS = [
     Mutation("app.py", "allowed_hosts=allowed", 'allowed_hosts=["*"]', "tests/test_app.py",
              "uploads"),
     Mutation("app.py", "not takes_words(self.model)", "False", "tests/test_app.py", "no_paths"),
+    Mutation("app.py", "app.preprocess_data = preprocess_data", "pass", "tests/test_app.py",
+             "uploads"),
+    Mutation("app.py", 'scope["type"] == "http" and', "False and", "tests/test_app.py",
+             "uploads"),
     Mutation("app.py", "max_file_size=MOST_UPLOAD,", "", "tests/test_app.py", "uploads"),
     Mutation("app.py", "html.escape(item.text)", "item.text", "tests/test_app.py", "escaped"),
 ]  # fmt: skip

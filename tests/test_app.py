@@ -23,7 +23,7 @@ Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("tqdm")
 
 from ncl_multi import Features  # noqa: E402
-from ncl_multi.app import MOST_UPLOAD, Desk, load_model  # noqa: E402
+from ncl_multi.app import MOST_SIDE, MOST_UPLOAD, Desk, load_model, read_upload  # noqa: E402
 
 WORDS = ["dog", "beach", "snow", "ship"]
 TRAP = "<script>alert(1)</script> dog beach"
@@ -174,6 +174,20 @@ def test_a_model_that_takes_no_questions_is_left_alone(run):
     assert Desk(run).model is None
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_an_upload_is_upright_and_not_larger_than_models_need(tmp_path, kind):
+    turned = Image.Exif()
+    turned[274] = 6
+    picture = Image.new("RGB", (40, 30), "red")
+    picture.paste("blue", (0, 0, 40, 15))
+    picture.save(tmp_path / kind, kind, exif=turned)
+    upright = read_upload(tmp_path / kind)
+    assert (upright.size, upright.mode) == ((30, 40), "RGB")
+    assert upright.getpixel((25, 20))[2] > 200, "the top is on the right"
+    Image.new("L", (5000, 1000)).save(tmp_path / kind, kind)
+    assert read_upload(tmp_path / kind).size == (MOST_SIDE, 410)
+
+
 def call(url, name, *arguments, expect="complete"):
     """One call of gradio's own interface: ask, then read the event that brings the answer."""
     # One session, so that the choices one answer brings may be picked in the next question.
@@ -281,11 +295,26 @@ def test_pictures_are_taken_only_as_uploads_and_only_by_its_own_name(url, run, t
     assert "no model that can encode" in json.dumps(error)
     error = call(url, "ask", "", {"path": taken}, None, "everything", expect="error")
     assert "no model that can encode" in json.dumps(error)
+    # Each input of gradio fetches what looks like a file on the network, also that of words.
+    address = {"path": "http://localhost/private.png", "meta": meta}
+    for name, asked in (
+        ("ask", (address, None, 0, "everything")),
+        ("ask", ("", None, address, "everything")),
+        ("answer", ("", None, 0, "everything", [address], [], 1.0)),
+    ):
+        error = call(url, name, *asked, expect="error")
+        assert "not from an address" in error["error"]
     for content, words in ((b"no picture", "not a picture"), (huge_png(), "pixels")):
         taken = upload(url, content)
         asked = ("", {"path": taken, "meta": meta}, None, "everything")
         assert words in json.dumps(call(url, "ask", *asked, expect="error"))
     assert upload(url, bytes(MOST_UPLOAD + 1)) == 413
+    assert status(f"{url}/gradio_api/file={taken}") == 200
+    for closed in (
+        "file=http://localhost/a.png", "file=%20HTTPS://a/", "proxy=http://localhost/",
+        "process_recording", "run-history/buckets", "vibe-code", "monitoring",
+    ):  # fmt: skip
+        assert status(f"{url}/gradio_api/{closed}") == 404
     port = url.rpartition(":")[2]
     assert status(url) == status(url, Host=f"localhost:{port}") == 200
     assert status(url, Host="evil.example") == status(f"{url}/config", Host="evil.example") == 400

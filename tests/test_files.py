@@ -404,7 +404,7 @@ def test_a_picture_of_many_pixels_needs_as_many_bytes():
     with pytest.raises(ValueError, match="pixels in 4000 bytes; at most 25010000 are"):
         read_picture(encoded("PNG", side=5_100)[:4000])
     for side in (2**13 + 1, 100_000):
-        with pytest.raises(ValueError, match="the picture cannot be read as a picture"):
+        with pytest.raises(ValueError, match="the file cannot be read as a picture"):
             read_picture(png(side, side) + bytes(2**26))
 
 

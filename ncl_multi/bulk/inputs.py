@@ -392,7 +392,7 @@ class _Pictures(Source):
             row, where = part.first + place, self._id(file)
             try:
                 where.encode()
-                picture = read_picture(file, "the picture")
+                picture = read_picture(file, "the file")
             except (OSError, ValueError) as error:
                 yield Refused(row, where, str(error))
             else:
