@@ -102,6 +102,8 @@ MUTATIONS = [
              "tests/data/test_arrays.py", "more_memory"),
     Mutation("data/networks.py", "parser.StartDoctypeDeclHandler = self._doctype", "pass",
              "tests/data/test_networks.py"),
+    Mutation("bulk/encode.py", "if source.holds not in reads", "if not reads",
+             "tests/bulk/test_bulk.py", "no_paths"),
     Mutation("bulk/shards.py", "    z.check_format(full_check=True)\n", "",
              "tests/bulk/test_bulk.py", "fit_together"),
     Mutation("adapters/graph/data.py", "if y[0].numel() == 1 and y.max() >= len(x):", "if False:",

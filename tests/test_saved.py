@@ -278,6 +278,24 @@ def test_names_of_the_hub_would_be_asked_for_without_the_gate(tmp_path, no_netwo
     assert no_network
 
 
+def test_a_pretrained_backbone_is_fetched_only_where_the_caller_asks(
+    tmp_path, no_network, monkeypatch
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(OSError, match="no network"):
+        ncl.NonNegVision("torchvision/resnet18", 8, hidden_dim=None, pretrained=True)
+    assert no_network
+    no_network.clear()
+    KINDS["vision"](tmp_path / "source").save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config["options"] |= {"model": "torchvision/resnet18", "pretrained": True}
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="pretrained must not be set"):
+        ncl.load(tmp_path / "model")
+    assert not no_network
+
+
 @pytest.mark.parametrize("name", ["fcn_resnet50", "ssd300_vgg16", "maskrcnn_resnet50_fpn"])
 def test_torchvision_models_that_fetch_a_backbone_are_refused(
     unchecked, tmp_path, no_network, monkeypatch, name
@@ -378,6 +396,7 @@ def test_modules_of_other_packages_are_not_imported(unchecked, tmp_path, type_):
 SAVES = """
 import json, os, random, resource, signal, sys, threading, time
 from pathlib import Path
+import numpy as np
 import torch
 import tqdm
 from scipy.sparse import csr_array
@@ -385,7 +404,9 @@ import ncl_multi as ncl
 from ncl_multi.atlas.page import write_atlas
 from ncl_multi.codes.search import SparseIndex
 from ncl_multi.report import write_json
+from ncl_multi.bulk.shards import Codes, claim, read_codes, write_shard
 from ncl_multi.training.run_folder import RunFolder
+from ncl_multi.training.sharded import ShardedRunFolder
 from test_saved import KINDS
 
 here, kills = Path(sys.argv[1]), int(sys.argv[2])
@@ -454,6 +475,29 @@ def read_checkpoint(path):
     state = torch.load(run.checkpoint, weights_only=True)
     return state["step"] if all((w == state["step"]).all() for w in state["model"].values()) else ""
 
+split = ShardedRunFolder(ncl.TrainConfig(out=here / "split", shard=True), True, "data")
+momentum = torch.optim.SGD(linear.parameters(), 0.1, momentum=0.9)
+
+def save_split(path, version):
+    with torch.no_grad():
+        for part in linear.parameters():
+            part.fill_(version)
+    split.save({"model": linear, "optimizer": momentum}, version)
+
+def read_split(path):
+    step = split.restore({"model": linear, "optimizer": momentum}, torch.device("cpu"), 10**6)
+    return step if all((part == step).all() for part in linear.parameters()) else "mixed"
+
+def save_shard(path, version):
+    ids = [str(version)] * 500
+    codes = Codes(np.full(500, version), ids, csr_array(np.full((500, 8), float(version))))
+    write_shard(path, 0, codes, [], "model")
+
+def read_shard(path):
+    (codes,) = read_codes(path)
+    same = (codes.z.toarray() == codes.rows[0]).all() and set(codes.ids) == {str(codes.rows[0])}
+    return int(codes.rows[0]) if same else "mixed"
+
 def save_page(path, version):
     about = {"output": "head", "names": [f"version{version}"] * 4}
     folder = here / f"page{version % 2}"
@@ -470,6 +514,9 @@ def read_page(path):
     page = (here / "page" / "atlas.html").read_text()
     return 1 if page.rstrip().endswith("</html>") else "cut"
 
+(here / "shards").mkdir()
+claim(here / "shards", {"model": {}, "input": {"rows": 500, "shards": 1}, "options": {}})
+split.resumes = True  # The folder as a process finds it that starts after the kill.
 asked = [sys.argv[3]] if sys.argv[3] else KINDS
 kinds = {kind: (*filled(kind), here / kind) for kind in KINDS if kind in asked and kind != "coder"}
 kinds |= {
@@ -477,6 +524,8 @@ kinds |= {
     "features": (lambda p, v: features(p, v).save(p), read_features, here / "f.safetensors"),
     "index": (save_index, read_index, here / "i.safetensors"),
     "checkpoint": (save_checkpoint, read_checkpoint, run.checkpoint),
+    "split checkpoint": (save_split, read_split, here / "split" / "checkpoints"),
+    "shard of codes": (save_shard, read_shard, here / "shards"),
     "page": (save_page, read_page, here / "page" / "atlas.html"),
     "metrics": (lambda p, v: write_json(p, {"v": [v] * 5000}),
                 lambda p: set(json.loads(p.read_text())["v"]).pop(), here / "metrics.json"),
@@ -539,7 +588,7 @@ def test_kills_and_full_disks_leave_what_was_saved_before(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == 1 if only else len(KINDS) + 5
+    assert len(rows) == 1 if only else len(KINDS) + 7
     for name, whole, versions, odd, code, kept, left in rows:
         print(
             f"| {name} | {kills} | {whole} | {versions} | {code} | {'whole' if kept else 'lost'} |"

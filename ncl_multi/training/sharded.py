@@ -90,9 +90,8 @@ class ShardedRunFolder(RunFolder):
         except DAMAGE as error:
             raise ValueError(f"{self.checkpoint} cannot be read: {error}. {ADVICE}") from error
         except dcp.api.CheckpointException as error:
-            reasons = "; ".join(str(failure[0]) for failure in error.failures.values())
             raise ValueError(
-                f"{self.checkpoint} does not fit this model: {reasons}. {ADVICE}"
+                f"{self.checkpoint} does not fit this model: {_reasons(error)}. {ADVICE}"
             ) from error
         return state, int(self.checkpoint.name)
 
@@ -112,8 +111,11 @@ class ShardedRunFolder(RunFolder):
         return [name for name, n in zip(weights, all_reduce_sum(flags), strict=True) if n]
 
     def _write(self, parts: dict[str, Any], done: int) -> None:
-        with _one_process_is_meant():
-            dcp.save(_tensors(parts), checkpoint_id=self._folder / str(done))
+        try:
+            with _one_process_is_meant():
+                dcp.save(_tensors(parts), checkpoint_id=self._folder / str(done))
+        except dcp.api.CheckpointException as error:
+            raise OSError(_reasons(error)) from error
         barrier()
         if self.main:
             for old in self._whole_checkpoints()[:-1]:
@@ -132,6 +134,11 @@ class ShardedRunFolder(RunFolder):
         """Complete checkpoints, by step: the metadata is written last."""
         metadata_files = [p for p in self._folder.glob("*/.metadata") if p.parent.name.isdecimal()]
         return sorted((p.parent for p in metadata_files), key=lambda folder: int(folder.name))
+
+
+def _reasons(error: Any) -> str:
+    """Why a checkpoint was not read or written, of each process that failed."""
+    return "; ".join(str(failure[0]) for failure in error.failures.values())
 
 
 @contextmanager

@@ -252,9 +252,28 @@ def test_pictures_are_encoded_and_damaged_ones_refused(tmp_path):
     assert codes.ids == ["b.png", "deep/a.png"]
     want = ncl.load(tmp_path / "model").encode([tmp_path / "in" / "b.png"], dense=True)
     torch.testing.assert_close(torch.from_numpy(codes.z.toarray())[:1], want)
-    (tmp_path / "texts.txt").write_text("a dog\n")
-    with pytest.raises(ValueError, match="has text, which this model of kind vision"):
-        encode_files(tmp_path / "model", tmp_path / "texts.txt", tmp_path / "other")
+
+
+@pytest.mark.parametrize("kind", ["vision", "sentence"])
+def test_rows_of_a_table_are_no_paths_for_models_of_pictures(tmp_path, kind):
+    pytest.importorskip("timm")
+    import transformers
+    from PIL import Image
+
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "private.png")
+    if kind == "vision":
+        pictures = ncl.NonNegVision("test_resnet", dims=16, hidden_dim=None)
+    else:
+        size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.ViTConfig(**size, intermediate_size=16, image_size=16, patch_size=8)
+        processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+        pictures = ncl.wrap(transformers.ViTModel(config), 16, processor=processor)
+    pictures.save_pretrained(tmp_path / "model")
+    private = str(tmp_path / "private.png")
+    assert ncl.load(tmp_path / "model").encode([private]).shape == (1, 16), "of the caller"
+    (tmp_path / "table.txt").write_text(f"{private}\n")
+    with pytest.raises(ValueError, match=f"has text, which this model of kind {kind}"):
+        encode_files(tmp_path / "model", tmp_path / "table.txt", tmp_path / "out")
 
 
 def in_another_process(work):
