@@ -151,9 +151,11 @@ def good_files(folder: Path) -> dict[str, Reader]:
         "run config": ("run/config.json", resume),
         "run log": ("run/train.jsonl", resume),
     }
-    for name in models:
+    numbers = np.random.default_rng(0).random((40, 4))
+    ncl.SparseCoder(dims=8, k=2, steps=1).fit(numbers).save(folder / "coder model")
+    for name in (*models, "coder model"):
         kind = name.split()[0]
-        weights = "head" if kind == "sentence" else "model"
+        weights = {"sentence": "head", "coder": "coder"}.get(kind, "model")
         for file in ("config.json", f"{weights}.safetensors"):
             readers[f"{kind} {file}"] = (f"{name}/{file}", lambda path: ncl.load(path.parent))
     for file in (
@@ -362,6 +364,8 @@ class Config:
 
 
 def main(cfg: Config) -> None:
+    # A child that is forked from a process with threads would wait for them for ever.
+    torch.set_num_threads(1)
     print("| reader | inputs | read | refused | most memory, MB |\n|---|---|---|---|---|")
     bad = False
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
