@@ -160,15 +160,16 @@ def takes_words(model: SparseModel) -> bool:
 
 
 def read_upload(path: Path) -> Any:
-    """An uploaded picture in RGB, upright and not larger than models need."""
+    """An uploaded picture in RGB, on white, upright and not larger than models need."""
     from PIL import ImageOps
+
+    from ncl_multi.data.folders import on_white
 
     if path.stat().st_size > MOST_UPLOAD:
         raise ValueError(f"pictures may have at most {MOST_UPLOAD} bytes")
     picture = read_picture(path, "the upload")
-    picture = picture if picture.mode == "RGB" else picture.convert("RGB")
     picture.thumbnail((MOST_SIDE, MOST_SIDE))
-    return ImageOps.exif_transpose(picture)
+    return on_white(ImageOps.exif_transpose(picture))
 
 
 def build(desk: Desk) -> Any:

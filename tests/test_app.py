@@ -184,6 +184,9 @@ def test_an_upload_is_upright_and_not_larger_than_models_need(tmp_path, kind):
     upright = read_upload(tmp_path / kind)
     assert (upright.size, upright.mode) == ((30, 40), "RGB")
     assert upright.getpixel((25, 20))[2] > 200, "the top is on the right"
+    if kind != "JPEG":
+        Image.new("RGBA", (40, 30), (255, 0, 0, 0)).save(tmp_path / kind, kind)
+        assert read_upload(tmp_path / kind).getpixel((0, 0)) == (255, 255, 255)
     Image.new("L", (5000, 1000)).save(tmp_path / kind, kind)
     assert read_upload(tmp_path / kind).size == (MOST_SIDE, 410)
 

@@ -504,6 +504,21 @@ def test_data_of_an_unknown_name_is_refused():
         read_pairs("flikr8k")
 
 
+def test_a_transparent_image_is_encoded_on_white_as_it_is_trained(tmp_path):
+    model = NonNegClip(hugging_face_towers(tmp_path, "clip"), 16, k=None)
+    clear = Image.new("RGBA", (32, 32), (255, 0, 0, 0))
+    clear.save(tmp_path / "clear.png")
+    data = pairs_of("clear", "train", [tmp_path / "clear.png"], ["clear"], [["a square"]])
+    assert data.open(0).getpixel((0, 0)) == (255, 255, 255)
+    trained, *others = (
+        model.encode([image], dense=True)
+        for image in (data.open(0), clear, tmp_path / "clear.png", Image.new("RGB", (32, 32)))
+    )
+    assert torch.equal(trained, others[0])
+    assert torch.equal(trained, others[1])
+    assert not torch.equal(trained, others[2]), "black is another picture"
+
+
 def test_an_image_that_does_not_decode_is_left_out_counted_and_named(
     open_clip_towers, tmp_path, capsys
 ):

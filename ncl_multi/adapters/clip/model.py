@@ -24,6 +24,7 @@ from ncl_multi.adapters.clip.objective import ClipObjective
 from ncl_multi.adapters.clip.pairs import Pairs, as_pairs
 from ncl_multi.adapters.clip.towers import Pixels, Tokens, Towers
 from ncl_multi.data.fetch import cache as user_cache
+from ncl_multi.data.folders import on_white
 from ncl_multi.data.pictures import thumbnail
 from ncl_multi.files import read_picture
 from ncl_multi.model import SparseModel, check_fits
@@ -200,6 +201,4 @@ def _are_texts(items: Any) -> bool:
 
 
 def _open(image: Any) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    return read_picture(image).convert("RGB")
+    return on_white(image if isinstance(image, Image.Image) else read_picture(image))

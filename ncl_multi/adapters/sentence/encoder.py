@@ -234,7 +234,7 @@ def _checked_image(row: int, item: Any) -> Any:
         except (OSError, ValueError) as error:
             raise ValueError(f"row {row} is not an image that can be read: {error}") from error
     if isinstance(item, Image.Image):
-        return item.convert("RGB")
+        return item if item.mode == "RGB" else item.convert("RGB")
     if not isinstance(item, np.ndarray | Tensor) or item.ndim != 3 or 3 not in item.shape:
         got = tuple(item.shape) if hasattr(item, "shape") else type(item).__name__
         raise ValueError(
