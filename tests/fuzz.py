@@ -313,12 +313,13 @@ def fuzz(name: str, reader: Reader, seconds: float, seed: int, here: Path) -> Ou
 def _read_changed(
     reader: Reader, target: Path, seconds: float, draw: random.Random, found: Path
 ) -> None:
-    whole, end = reader.whole.read_bytes(), time.monotonic() + seconds
+    whole = reader.whole.read_bytes()
     siblings = {p: p.read_bytes() for p in target.parent.iterdir() if p.is_file() and p != target}
     inputs = read = 0
     most, problem = 0.0, ""
     target.write_bytes(whole)
     reader.read(target)  # What is imported late, and caches that are filled once.
+    end = time.monotonic() + seconds
     while time.monotonic() < end and not problem:
         for path, content in siblings.items():
             path.write_bytes(content)
