@@ -77,7 +77,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
             leftover.unlink(missing_ok=True)
     unfinished = path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.part")
     try:
-        yield unfinished
+        with _disk_errors(path):
+            yield unfinished
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -119,7 +120,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                 shutil.rmtree(leftover)
         unfinished.mkdir()
         try:
-            yield unfinished
+            with _disk_errors(path):
+                yield unfinished
             if path.exists():
                 _link_the_rest(path, unfinished)
             _flush(unfinished)
@@ -446,6 +448,15 @@ def _bytes_per_pixel(picture: Any) -> int:
     decoder = 2 * len(picture.getbands()) if picture.info.get("progressive") else 0
     decoder = _DECODER.get(picture.format, decoder)
     return 4 + max(decoder, 4 * (picture.mode != "RGB"))
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Make what safetensors raises for a full disk an `OSError`, as others do."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _check_whole(content: Any) -> None:

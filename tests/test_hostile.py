@@ -644,4 +644,5 @@ def test_damaged_files_are_read_or_refused_in_words_and_take_little_memory():
     )  # fmt: skip
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 30, done.stderr[-2000:]
+    assert all(int(row.split("|")[2]) > 0 for row in rows), "a reader was given nothing"
     assert done.returncode == 0, "\n".join(row for row in rows if not row.endswith("| "))

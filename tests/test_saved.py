@@ -595,7 +595,7 @@ def test_kills_and_full_disks_leave_what_was_saved_before(tmp_path):
         )
         assert whole == kills, (name, odd)
         assert kept, f"a full disk lost {name}"
-        assert code != 0, f"{name} was not saved, and nothing was said"
+        assert code == 7, f"{name} was not saved, and no OSError said so"
         assert not left, (name, left)
 
 
