@@ -38,7 +38,7 @@ MOST_TEXT = 10_000
 """Characters of a query."""
 # What gradio can do and the page does not need: fetch an address, call ffmpeg, edit its own code.
 _UNUSED = re.compile(
-    r"(/gradio_api)?/(proxy=|file[=/]\s*[\w+.-]{2,}:|process_recording|run-history|stream/|vibe|dev/"
+    r"([^=]*/gradio_api)?/(proxy=|file[=/]\s*[\w+.-]{2,}:|process_recording|run-history|stream/|vibe|dev/"
     r"|component_server|monitoring)"
 )
 
