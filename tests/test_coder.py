@@ -212,7 +212,9 @@ def test_a_folder_brings_back_the_same_coder(fitted, tmp_path):
     for load in (ncl.SparseCoder.load, ncl.load):
         again = load(tmp_path / "model")
         assert again.get_params() == coder.get_params()
-        assert (again.transform(x) != coder.transform(x)).nnz == 0
+        for query in (False, True):
+            same = again.transform(x, query=query) != coder.transform(x, query=query)
+            assert same.nnz == 0
         assert np.array_equal(again.get_feature_names_out(), coder.get_feature_names_out())
         assert np.array_equal(again.inverse_transform(x[:2] @ np.ones((24, 48))),
                               coder.inverse_transform(x[:2] @ np.ones((24, 48))))  # fmt: skip
@@ -251,6 +253,41 @@ def test_queries_are_fuller_and_explain_sums_to_the_score(fitted):
         for item, score in zip(ids[row], scores[row], strict=True):
             parts = explain(query[[row]], index.codes([int(item)]))
             assert math.fsum(part.share for part in parts) == pytest.approx(score, abs=1e-6)
+
+
+@pytest.mark.parametrize("idf", [False, True])
+def test_a_query_is_the_head_and_twice_what_rebuilds_embeddings(fitted, idf):
+    _, x, _ = fitted
+    coder = small(idf=idf, ks=(2, 6)).fit(x)
+    z = np.concatenate([coder.transform(x, k=k).toarray() for k in (2, 6)]).astype(np.float64)
+    h = np.concatenate([x, x]).astype(np.float64)
+    gram = z.T @ z + 0.1 * np.eye(48)
+    atoms = np.linalg.solve(gram, z.T @ (h - h.mean(axis=0)))
+    head = coder.transform(x[:9], k=48).toarray()
+    details = np.maximum(x[:9] @ atoms.T, 0)
+    expected = head + 2 * details / np.linalg.norm(details, axis=1, keepdims=True)
+    expected *= coder.idf_ if idf else 1
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.allclose(coder.transform(x[:9], k=48, query=True).toarray(), expected, atol=1e-5)
+
+
+def test_queries_of_two_sides_are_the_head_s():
+    x, _ = kinds()
+    coder = small(steps=2).fit(x, other=x[:, :9])
+    assert (coder.transform(x, query=True, k=6) != coder.transform(x)).nnz == 0
+
+
+def test_whole_queries_find_what_the_embeddings_find():
+    x, _ = kinds(rows=600, classes=60, seed=4)
+    coder = small(dims=128, steps=100).fit(x[:500])
+    right = np.argsort(-(x[500:] @ x[:500].T), axis=1)[:, :10]
+
+    def kept(query):
+        z = coder.transform(x[500:], k=128, query=query)
+        near = np.argsort(-(z @ coder.transform(x[:500]).T).toarray(), axis=1)[:, :10]
+        return np.mean([len(np.intersect1d(*rows)) for rows in zip(near, right, strict=True)])
+
+    assert kept(query=True) > kept(query=False)
 
 
 def test_rare_dimensions_weigh_more_in_queries(fitted):
