@@ -251,7 +251,7 @@ def grid(rows: list[dict[str, Any]], measure: str) -> str:
     cells = {
         name: {k: cell(values) for k, values in of_k.items()} for name, of_k in figures.items()
     }
-    return markdown(measure, cells) if cells else ""
+    return markdown(measure, cells)
 
 
 def main(cfg: Config) -> None:
@@ -260,7 +260,8 @@ def main(cfg: Config) -> None:
     rows = compare(embed(cfg))
     print(f"{cfg.documents}: the whole has an nDCG@10 of {rows[0]['ndcg_at_10']:.3f}")
     for measure in ("share", "purity_at_10", "intruder", "fit_seconds"):
-        print(f"\n{grid(rows, measure)}")
+        if any(measure in row for row in rows[1:]):
+            print(f"\n{grid(rows, measure)}")
     if cfg.out is not None:
         write_json(cfg.out, rows)
 
