@@ -40,6 +40,8 @@ with needs("ncl-multi[train]"):
     from tqdm.auto import tqdm
 
 FILE_FORMAT = "ncl_multi.coder/1"
+_IMITATION = {1: 10.0, 2: 1.0}
+"""Weight of the imitation by the number of sides."""
 _DECODED = 20_000
 """Rows that a decoder is fitted on."""
 _DETAILS = 2.0
@@ -82,7 +84,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
         temperature: Temperature of the contrast and of the additional term.
-        imitation: Weight of the additional term: similarities within a batch are imitated.
+        imitation: Weight of the additional term, by which codes imitate the similarities of their
+            embeddings, or of two sides short codes those of whole ones; None is 10, or 1.
         noise: Length of the noise that is added to a row in training, as a share of its own.
         neighbours: Positives are drawn from this many nearest rows, the nearer, the likelier.
         max_rows: `fit` learns from at most this many rows, drawn at random, to bound the memory.
@@ -121,7 +124,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         batch_size: int = 256,
         learning_rate: float = 2e-3,
         temperature: float = 0.05,
-        imitation: float = 10.0,
+        imitation: float | None = None,
         noise: float = 0.1,
         neighbours: int = 16,
         max_rows: int = 100_000,
@@ -432,7 +435,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             if not _number(name, getattr(self, name)) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
         for name in ("imitation", "noise"):
-            if _number(name, getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if not (name == "imitation" and value is None) and _number(name, value) < 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.k > self.dims:
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
@@ -506,7 +510,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
         objective = EmbeddingObjective(
             self.heads_, data, self._entries(),
-            temperature=self.temperature, imitation=self.imitation, noise=self.noise,
+            temperature=self.temperature, noise=self.noise,
+            imitation=_IMITATION[len(self.heads_)] if self.imitation is None else self.imitation,
         )  # fmt: skip
         size = min(self.batch_size, len(data.rows))
         loader = DataLoader(Rows(data.rows), size, collate_fn=Rows.together, drop_last=True)
