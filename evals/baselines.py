@@ -35,7 +35,7 @@ class Budget:
 
 
 LEARNING_RATES = {"csr": 2e-3, "autoencoder": 2e-3}
-"""The best of .0005, .002 and .008 on docstrings, `evals/embeddings.py docstrings`."""
+"""Chosen on docstrings by `evals/embeddings.py docstrings --learning-rate`."""
 
 
 def embed_texts(path: Path, texts: list[str]) -> np.ndarray:
