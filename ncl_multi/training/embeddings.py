@@ -242,15 +242,16 @@ class EmbeddingObjective(nn.Module):
         return len(self.ks) / k / sum(1 / other for other in self.ks)
 
     def _codes(self, h: Sequence[Tensor]) -> Sequence[Tensor]:
+        if len(self.model) > 1:
+            # Without it heads on few pairs learn the pairs by heart.
+            h = [
+                mean.to(x) + F.dropout(x - mean.to(x), _DROPOUT)
+                for x, mean in zip(h, self.means, strict=True)
+            ]
         noisy = [x + self.noise * torch.randn_like(x) / x.shape[1] ** 0.5 for x in h]
         if len(self.model) == 1:
             return self.model[0](torch.cat(noisy)).split(len(noisy[0]))
-        # Without it heads on few pairs learn the pairs by heart.
-        dropped = [
-            mean.to(x) + F.dropout(x - mean.to(x), _DROPOUT)
-            for x, mean in zip(noisy, self.means, strict=True)
-        ]
-        return [head(x) for head, x in zip(self.model, dropped, strict=True)]
+        return [head(x) for head, x in zip(self.model, noisy, strict=True)]
 
 
 def _checked_pairs(pairs: np.ndarray, first: int, second: int) -> np.ndarray:

@@ -118,8 +118,6 @@ def test_cut_codes_of_two_sides_imitate_whole_ones_of_rows_with_half_of_them_dro
     torch.manual_seed(3)
     torch.randint(1, ())
     units = [F.normalize(side, dim=1) for side in (x, y)]
-    for unit in units:
-        torch.randn_like(unit[:12])
     whole = []
     for head, unit in zip(heads, units, strict=True):
         around = unit[:12] - unit.mean(dim=0)
