@@ -22,12 +22,20 @@ Code = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Budget:
-    """What every competitor may use: the width of codes, training steps and a seed."""
+    """What every competitor may use: the width of codes, training steps and a seed.
+
+    Without a learning rate each takes its own of `LEARNING_RATES`.
+    """
 
     dims: int = 2048
     steps: int = 300
     batch_size: int = 256
+    learning_rate: float | None = None
     seed: int = 0
+
+
+LEARNING_RATES = {"csr": 2e-3, "autoencoder": 2e-3}
+"""Chosen on docstrings by `evals/embeddings.py docstrings --learning-rate`."""
 
 
 def embed_texts(path: Path, texts: list[str]) -> np.ndarray:
@@ -108,7 +116,7 @@ def csr(x: Tensor, k: int, budget: Budget) -> Code:
     def step(model: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
         return model([x[rows[:, 0]], x[near.of(rows[:, 0])]])
 
-    model = _trained(SparseAutoencoder, step, x, k, budget)
+    model = _trained(SparseAutoencoder, step, x, k, budget, LEARNING_RATES["csr"])
     return lambda h: top_k(model.codes(h), k)
 
 
@@ -118,7 +126,7 @@ def autoencoder(x: Tensor, k: int, budget: Budget) -> Code:
     def step(model: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
         return model(x[rows[:, 0]])
 
-    model = _trained(TopKAutoencoder, step, x, k, budget)
+    model = _trained(TopKAutoencoder, step, x, k, budget, LEARNING_RATES["autoencoder"])
     return lambda h: top_k(model.codes(h), k)
 
 
@@ -166,7 +174,7 @@ class TopKAutoencoder(nn.Module):
         return share, z
 
 
-def _trained(build: Any, step: Any, x: Tensor, k: int, budget: Budget) -> Any:
+def _trained(build: Any, step: Any, x: Tensor, k: int, budget: Budget, rate: float) -> Any:
     """A model of embeddings to `dims` dimensions, trained by the library's loop."""
     from torch.utils.data import DataLoader
 
@@ -182,7 +190,8 @@ def _trained(build: Any, step: Any, x: Tensor, k: int, budget: Budget) -> Any:
         Rows(torch.arange(len(x))[:, None]), size, collate_fn=Rows.together, drop_last=True
     )
     plan = TrainConfig(
-        steps=budget.steps, batch_size=size, lr=2e-3, seed=budget.seed, device="cpu", progress=False
-    )
+        steps=budget.steps, batch_size=size, lr=budget.learning_rate or rate, seed=budget.seed,
+        device="cpu", progress=False,
+    )  # fmt: skip
     fit(StepObjective(model, step), loader, plan)
     return model.eval()

@@ -4,8 +4,9 @@ Quality is nDCG@10 of search, as a share of that of the whole embeddings, at equ
 Everything is fitted on the documents only.
 
 Usage:
-    python evals/embeddings.py cisi                            # or lisa, cranfield: MiniLM's
+    python evals/embeddings.py cisi --seeds 0 1 2              # or lisa, cranfield: MiniLM's
     python evals/embeddings.py wordnet                         # with categories, for purity
+    python evals/embeddings.py docstrings --methods csr --learning-rate 5e-4     # to choose it
     python evals/embeddings.py documents.npy --queries queries.npy --judgements right.tsv
     python evals/embeddings.py x.npy --labels labels.txt --judge other.npy --k 8 32
 """
@@ -31,7 +32,7 @@ class Config:
 
     documents: tyro.conf.Positional[Path]
     """Embeddings to fit on and to search; or a collection that MiniLM embeds: cisi, lisa,
-    cranfield, another name in NCL_DATA/retrieval, or wordnet."""
+    cranfield, another name in NCL_DATA/retrieval, wordnet, or docstrings of installed libraries."""
     queries: Path | None = None
     """Embeddings to search with; None holds out a tenth of the documents."""
     judgements: Path | None = None
@@ -49,8 +50,10 @@ class Config:
     """Width of sparse codes."""
     steps: int = 300
     """Training steps of those that are trained."""
-    seed: int = 0
-    """Seed of everything random."""
+    learning_rate: float | None = None
+    """Of CSR and the autoencoder; None for what was best on docstrings."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of everything random: tables show the mean and the spread."""
     cache: Path = Path("runs/embeddings")
     """Folder that keeps MiniLM's embeddings."""
     out: Path | None = None
@@ -75,10 +78,17 @@ def embed(cfg: Config) -> Config:
         labels = "".join(f"{meaning.category}\n" for meaning in meanings)
         paths[".txt"].write_text(labels, encoding="utf-8")
         return replace(cfg, documents=paths[".npy"], labels=paths[".txt"])
-    texts = collection(name)
-    embed_texts(paths[".npy"], texts.documents)
-    embed_texts(paths["_q.npy"], texts.queries)
-    pairs = [(query, item) for query, right in enumerate(texts.relevant) for item in right]
+    if name == "docstrings":
+        from choosing import docstrings
+
+        queries, documents, _ = map(list, zip(*docstrings(), strict=True))
+        pairs = [(query, query) for query in range(len(queries))]
+    else:
+        texts = collection(name)
+        documents, queries = texts.documents, texts.queries
+        pairs = [(query, item) for query, right in enumerate(texts.relevant) for item in right]
+    embed_texts(paths[".npy"], documents)
+    embed_texts(paths["_q.npy"], queries)
     lines = "".join(f"{query}\t{item}\t1\n" for query, item in pairs)
     paths[".tsv"].write_text(lines, encoding="utf-8")
     return replace(cfg, documents=paths[".npy"], queries=paths["_q.npy"], judgements=paths[".tsv"])
@@ -117,19 +127,11 @@ def read(cfg: Config) -> "tuple[Tensor, Tensor, Any, Any, Any]":
     return documents, queries, right, labels, judge
 
 
-def measure(documents: Any, queries: Any, right: Any, labels: Any, judge: Any) -> dict[str, Any]:
-    """Search and readability of codes; a measure that does not apply is left out."""
-    from ncl_multi.metrics import (
-        NotMeasurableError,
-        active_dims,
-        intruder,
-        ndcg_at_k,
-        purity,
-    )
+def readable(documents: Any, labels: Any, judge: Any) -> dict[str, float]:
+    """How readable codes are; a measure that does not apply is left out."""
+    from ncl_multi.metrics import NotMeasurableError, active_dims, intruder, purity
 
-    row: dict[str, Any] = {
-        "active": active_dims(documents), "ndcg_at_10": ndcg_at_k(queries, documents, right)
-    }  # fmt: skip
+    row = {"active": active_dims(documents)}
     judged: dict[str, tuple[Any, Any]] = {
         "purity_at_10": (purity, labels),
         "intruder": (intruder, labels if judge is None else judge),
@@ -144,7 +146,7 @@ def measure(documents: Any, queries: Any, right: Any, labels: Any, judge: Any) -
 
 
 def compare(cfg: Config) -> list[dict[str, Any]]:
-    """One row for each method and k, one more for fuller queries, and one for the whole."""
+    """One row for each seed, method and k, one more for fuller queries, and one for the whole."""
     from baselines import DENSE, METHODS, Budget
 
     from ncl_multi.metrics import ndcg_at_k
@@ -154,73 +156,114 @@ def compare(cfg: Config) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"method": "whole", "k": documents.shape[1], "ndcg_at_10": whole, "share": 1.0}
     ]
-    budget = Budget(cfg.dims, cfg.steps, seed=cfg.seed)
     methods = cfg.methods or ("ncl", *METHODS)
-    if "ncl" in methods:
-        rows += _of_ours(cfg, documents, queries, right, labels, judge)
-    for name in methods:
-        for k in cfg.k if name in METHODS else ():
-            rows.append(_of_method(name, k, budget, documents, queries, right, labels, judge))
+    for seed in cfg.seeds:
+        measured: list[dict[str, Any]] = []
+        if "ncl" in methods:
+            measured += _of_ours(cfg, seed, documents, queries, right, labels, judge)
+        budget = Budget(cfg.dims, cfg.steps, learning_rate=cfg.learning_rate, seed=seed)
+        for name in methods:
+            for k in cfg.k if name in METHODS else ():
+                row = _of_method(name, k, budget, documents, queries, right, labels, judge)
+                measured.append(row)
+        for row in measured:
+            row["share"] = row["ndcg_at_10"] / whole
+            row["bytes"] = row["k"] * (4 if row["method"] in DENSE else 6)
+            rows.append(row | {"seed": seed})
             print(json.dumps(rows[-1]), flush=True)
-    for row in rows[1:]:
-        row["share"] = row["ndcg_at_10"] / whole
-        row["bytes"] = row["k"] * (4 if row["method"] in DENSE else 6)
     return rows
 
 
 def _of_ours(
-    cfg: Config, documents: "Tensor", queries: "Tensor", *judges: Any
+    cfg: Config, seed: int, documents: "Tensor", queries: "Tensor", right: Any, *judges: Any
 ) -> list[dict[str, Any]]:
     """One fit, and rows for queries of k entries, of four times as many, and whole ones."""
     import ncl_multi as ncl
+    from ncl_multi.metrics import ndcg_at_k
 
     started = time.perf_counter()
     coder = ncl.SparseCoder(
         cfg.dims, max(cfg.k), ks=[k for k in cfg.k if k >= 4] or None, steps=cfg.steps,
-        random_state=cfg.seed,
+        random_state=seed,
     ).fit(documents)  # fmt: skip
     seconds = time.perf_counter() - started
     rows = []
     for k in cfg.k:
         z = coder.transform(documents, k=k)
+        figures = readable(z, *judges) | {"fit_seconds": seconds}
         entries = {"ncl": k, "ncl_query_4k": 4 * k, "ncl_query_free": cfg.dims}
         for method, of_query in entries.items():
-            zq = coder.transform(queries, k=of_query, query=True)
-            figures = measure(z, zq, *judges) | {"fit_seconds": seconds}
-            rows.append({"method": method, "k": k} | figures)
+            searching = coder.transform(queries, k=of_query, query=True)
+            found = {"ndcg_at_10": ndcg_at_k(searching, z, right)}
+            rows.append({"method": method, "k": k} | found | figures)
     return rows
 
 
 def _of_method(
-    name: str, k: int, budget: "Budget", documents: "Tensor", queries: "Tensor", *judges: Any
-) -> dict[str, Any]:
+    name: str, k: int, budget: "Budget", documents: "Tensor", queries: "Tensor", right: Any,
+    *judges: Any,
+) -> dict[str, Any]:  # fmt: skip
     import torch
     from baselines import DENSE, METHODS
 
     from ncl_multi.codes.features import to_csr
+    from ncl_multi.metrics import ndcg_at_k
 
     started = time.perf_counter()
     code = METHODS[name](documents, k, budget)
     seconds = time.perf_counter() - started
     with torch.no_grad():
         z, zq = code(documents), code(queries)
+    figures: dict[str, Any] = {}
     if name not in DENSE:
         z, zq = to_csr(z), to_csr(zq)
-        return {"method": name, "k": k} | measure(z, zq, *judges) | {"fit_seconds": seconds}
-    right, *_ = judges
-    # Signed dense rows have no dimensions that fire for a few things only.
-    return {"method": name, "k": k} | measure(z, zq, right, None, None) | {"fit_seconds": seconds}
+        # Signed dense rows have no dimensions that fire for a few things only.
+        figures = readable(z, *judges)
+    found = {"ndcg_at_10": ndcg_at_k(zq, z, right), "fit_seconds": seconds}
+    return {"method": name, "k": k} | found | figures
+
+
+def grid(rows: list[dict[str, Any]], measure: str) -> str:
+    """A table in markdown: methods by k, the mean of a measure and its spread over seeds.
+
+    Example:
+        >>> made = [{"method": "pca", "k": k, "share": k / 4} for k in (1, 2)]
+        >>> print(grid(made, "share"))
+        | share | 1 | 2 |
+        |---|---|---|
+        | pca | .250 | .500 |
+    """
+    from statistics import mean, pstdev
+
+    from ncl_multi.report import markdown
+
+    figures: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if measure in row and row["method"] != "whole":
+            of_method = figures.setdefault(row["method"], {})
+            of_method.setdefault(str(row["k"]), []).append(row[measure])
+
+    def cell(values: list[float]) -> str:
+        shown = f"{mean(values):.3f}"
+        shown += f" ({pstdev(values):.3f})" if len(values) > 1 else ""
+        return shown.replace("0.", ".")
+
+    cells = {
+        name: {k: cell(values) for k, values in of_k.items()} for name, of_k in figures.items()
+    }
+    return markdown(measure, cells)
 
 
 def main(cfg: Config) -> None:
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import write_json
 
     rows = compare(embed(cfg))
-    table(f"{cfg.documents}", {f"{row['method']} {row['k']}": row for row in rows})
+    print(f"{cfg.documents}: the whole has an nDCG@10 of {rows[0]['ndcg_at_10']:.3f}")
+    for measure in ("share", "purity_at_10", "intruder", "fit_seconds"):
+        if any(measure in row for row in rows[1:]):
+            print(f"\n{grid(rows, measure)}")
     if cfg.out is not None:
         write_json(cfg.out, rows)
-    for row in rows:
-        print(json.dumps(row))
 
 
 if __name__ == "__main__":

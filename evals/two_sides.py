@@ -5,7 +5,7 @@ width and number of entries. Recall within ten, text to image and image to text,
 
 Usage:
     python evals/two_sides.py
-    python evals/two_sides.py --validation 1000 --change dropout=0.3    # to choose settings
+    python evals/two_sides.py --validation 1000 --change steps=600    # to choose settings
 """
 
 import json

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from ncl_multi.atlas.page import write_atlas
 from ncl_multi.codes.features import Features
 from ncl_multi.codes.names import MIXED, name_dimensions
-from ncl_multi.codes.rebuild import LinearDecoder
+from ncl_multi.codes.rebuild import LinearDecoder, ridge
 from ncl_multi.data.shards import Shards, is_column
 from ncl_multi.files import Expected, atomic_folder, read_safetensors
 from ncl_multi.head import NonNegHead
@@ -40,8 +40,12 @@ with needs("ncl-multi[train]"):
     from tqdm.auto import tqdm
 
 FILE_FORMAT = "ncl_multi.coder/1"
+_IMITATION = {1: 10.0, 2: 1.0}
+"""Weight of the imitation by the number of sides."""
 _DECODED = 20_000
-"""Rows that the decoder is fitted on."""
+"""Rows that a decoder is fitted on."""
+_DETAILS = 2.0
+"""Weight of a query's products with the atoms; the head's code has one."""
 _KEPT = 4096
 """Rows that `partial_fit` keeps of all it has seen, to measure the codes on."""
 
@@ -71,14 +75,17 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         dims: Width of the codes.
         k: Active entries of a code.
         k_query: Active entries of a code that searches, `transform(x, query=True)`; None is
-            `4 * k`. Documents stay as small as `k`, and fuller queries find more.
+            `4 * k`. Documents stay as small as `k`, and fuller queries find more. A query is the
+            sum of two unit codes: the head's, and with twice the weight the query's products with
+            what each dimension rebuilds of an embedding. With two sides it is the head's only.
         idf: Weigh the entries of a query by how rare a dimension is among the rows given to `fit`.
         ks: Numbers of entries to train for; None for powers of two from 4 to `2 * k`, and `k`.
         steps: Training steps of `fit`.
         batch_size: Rows of a step; fewer if there are fewer rows.
         learning_rate: Highest learning rate.
         temperature: Temperature of the contrast and of the additional term.
-        imitation: Weight of the additional term: similarities within a batch are imitated.
+        imitation: Weight of the additional term, by which codes imitate the similarities of their
+            embeddings, or of two sides short codes those of whole ones; None is 10, or 1.
         noise: Length of the noise that is added to a row in training, as a share of its own.
         neighbours: Positives are drawn from this many nearest rows, the nearer, the likelier.
         max_rows: `fit` learns from at most this many rows, drawn at random, to bound the memory.
@@ -117,7 +124,7 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         batch_size: int = 256,
         learning_rate: float = 2e-3,
         temperature: float = 0.05,
-        imitation: float = 10.0,
+        imitation: float | None = None,
         noise: float = 0.1,
         neighbours: int = 16,
         max_rows: int = 100_000,
@@ -235,11 +242,11 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         k = min(_whole("k", k, 1), self.dims)
         shards = self._shards(X, 1 if other else 0)
         served = self._served(other)
-        weights = torch.from_numpy(self.idf_) if query and self.idf else None
+        search = self._search() if query else None
         bar = tqdm(total=len(shards), unit="row", disable=not self.verbose, desc="transform")
         with bar:
             for block in shards.blocks():
-                yield vstack([_codes(rows, served, weights, k) for rows in _pieces(block)], "csr")
+                yield vstack([_codes(rows, served, k, search) for rows in _pieces(block)], "csr")
                 bar.update(len(block))
 
     def inverse_transform(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -330,6 +337,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         tensors = {f"heads.{name}": tensor for name, tensor in self.heads_.state_dict().items()}
         tensors |= {f"decoder.{name}": tensor for name, tensor in self._decoder.state().items()}
         tensors["idf"] = torch.from_numpy(self.idf_)
+        if self._atoms is not None:
+            tensors["atoms"] = torch.from_numpy(self._atoms)
         params = {name: _plain(value) for name, value in self.get_params().items()}
         if not isinstance(params["random_state"], int | None):
             params["random_state"] = None
@@ -377,6 +386,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             "heads.*": Expected(number, (0, 1, 2)), "decoder.*": Expected(number, (1, 2)),
             "idf": Expected(number),
         }  # fmt: skip
+        if len(self.heads_) == 1:
+            expected["atoms"] = Expected(number, 2)
         parts, _ = read_safetensors(
             folder / "coder.safetensors", expected, framework="pt", file_format=FILE_FORMAT
         )
@@ -391,6 +402,12 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if len(parts["idf"]) != self.dims:
             raise ValueError(f"idf must have {self.dims} numbers; got {len(parts['idf'])}")
         self.idf_ = parts["idf"].numpy()
+        self._atoms = parts["atoms"].numpy() if "atoms" in parts else None
+        if self._atoms is not None and self._atoms.shape != (self.dims, self.n_features_in_):
+            raise ValueError(
+                f"atoms must have the shape {(self.dims, self.n_features_in_)}; got "
+                f"{self._atoms.shape}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # Codes of the training rows are only used by `name`, and may be larger than the rest.
@@ -418,7 +435,8 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             if not _number(name, getattr(self, name)) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
         for name in ("imitation", "noise"):
-            if _number(name, getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if not (name == "imitation" and value is None) and _number(name, value) < 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.k > self.dims:
             raise ValueError(f"k must be at most dims, {self.dims}; got {self.k}")
@@ -454,6 +472,13 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """The linear map of a side, before the ReLU."""
         return self.heads_[-1 if other else 0].fold()[0]
 
+    def _search(self) -> "_Search":
+        """How queries differ from documents."""
+        return _Search(
+            None if self._atoms is None else torch.from_numpy(self._atoms),
+            torch.from_numpy(self.idf_) if self.idf else None,
+        )
+
     def _made_heads(self, widths: Sequence[int]) -> Any:
         return nn.ModuleList(
             [NonNegHead(width, int(self.dims), batch_norm=False) for width in widths]
@@ -483,11 +508,10 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def _train(self, data: Examples, seed: int, steps: int | None) -> None:
         from ncl_multi.training.fit import fit
 
-        powers = [2**power for power in range(2, 12) if 2**power <= 2 * self.k]
-        ks = {*powers, self.k} if self.ks is None else self.ks
         objective = EmbeddingObjective(
-            self.heads_, data, sorted({int(min(k, self.dims)) for k in ks}),
-            temperature=self.temperature, imitation=self.imitation, noise=self.noise,
+            self.heads_, data, self._entries(),
+            temperature=self.temperature, noise=self.noise,
+            imitation=_IMITATION[len(self.heads_)] if self.imitation is None else self.imitation,
         )  # fmt: skip
         size = min(self.batch_size, len(data.rows))
         loader = DataLoader(Rows(data.rows), size, collate_fn=Rows.together, drop_last=True)
@@ -501,19 +525,28 @@ class SparseCoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             ),
         )  # fmt: skip
 
+    def _entries(self) -> list[int]:
+        """The numbers of entries to train for."""
+        powers = [2**power for power in range(2, 12) if 2**power <= 2 * self.k]
+        ks = {*powers, self.k} if self.ks is None else self.ks
+        return sorted({int(min(k, self.dims)) for k in ks})
+
     def _measure(self, data: Examples, seed: int, *, keep: bool) -> None:
-        """Fit `idf_` and the decoder on training rows."""
+        """Fit `idf_`, the decoder and the atoms of queries on training rows."""
         x = data.sides[0].numpy()
         if keep:
             x = self._kept = _reservoir(getattr(self, "_kept", x[:0]), x, self.n_rows_, seed)
         served = self._served()
-        codes = csr_array(vstack([_codes(rows, served, None, int(self.k)) for rows in _pieces(x)]))
+        codes = csr_array(vstack([_codes(rows, served, int(self.k)) for rows in _pieces(x)]))
         if not keep:
             self._seen = (codes, data.numbers)
         active = np.bincount(codes.indices, minlength=self.dims)
         self.idf_ = (np.log((1 + len(x)) / (1 + active)) + 1).astype(np.float32)
         chosen = np.random.default_rng(seed).permutation(len(x))[:_DECODED]
         self._decoder, self.reconstruction_error_ = LinearDecoder.fit(codes[chosen], x[chosen])
+        self._atoms = None
+        if len(self.heads_) == 1:
+            self._atoms = _fit_atoms(x[chosen], served, self._entries())
 
 
 def _in_memory(source: Any) -> bool:
@@ -531,14 +564,33 @@ def _pieces(block: np.ndarray) -> Iterator[np.ndarray]:
     yield from (block[start : start + 2048] for start in range(0, max(1, len(block)), 2048))
 
 
+class _Search(NamedTuple):
+    """How codes of queries differ from those of documents.
+
+    `atoms`: what each dimension adds to a unit embedding when codes are decoded. A query's products
+    with them are the code whose score is the cosine of the query and the decoded document, so they
+    see details that the head leaves out; the head sees what documents have in common. A query is
+    the weighted sum of both. `weights` are those of the dimensions.
+    """
+
+    atoms: Tensor | None
+    weights: Tensor | None
+
+    def __call__(self, h: Tensor, z: Tensor) -> Tensor:
+        if self.atoms is not None:
+            details = F.relu(h @ self.atoms.T)
+            z = F.normalize(z, dim=1) + _DETAILS * F.normalize(details, dim=1)
+        return z if self.weights is None else z * self.weights
+
+
 @torch.inference_mode()
-def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> csr_array:
+def _codes(x: np.ndarray, served: nn.Module, k: int, search: _Search | None = None) -> csr_array:
     """Unit codes of a few rows: the k largest entries of the folded head's output."""
     # A copy: torch warns of the read-only rows of a memmap.
     h = unit_embeddings(torch.from_numpy(np.array(x, order="C")))
     z = F.relu(served(h))
-    if weights is not None:
-        z = z * weights
+    if search is not None:
+        z = search(h, z)
     values, dims = z.topk(k, dim=1)
     dims, order = dims.sort(dim=1)
     values = F.normalize(values.gather(1, order), dim=1) * h.any(dim=1, keepdim=True)
@@ -547,6 +599,19 @@ def _codes(x: np.ndarray, served: nn.Module, weights: Tensor | None, k: int) -> 
     indptr = np.concatenate([[0], active.sum(dim=1).cumsum(0).numpy()]).astype(np.int32)
     entries = (values[active].numpy(), dims[active].numpy().astype(np.int32), indptr)
     return csr_array(entries, shape=(len(x), z.shape[1]))
+
+
+def _fit_atoms(x: np.ndarray, served: nn.Module, ks: Sequence[int]) -> np.ndarray:
+    """What each dimension of unit codes adds to a unit embedding, whatever the number of entries.
+
+    Codes of all these numbers of entries are fitted together, so that one matrix serves queries to
+    short and to long documents.
+    """
+    x = x[: _DECODED // len(ks)]
+    unit = unit_embeddings(torch.from_numpy(x)).double().numpy()
+    codes = vstack([_codes(rows, served, k) for k in ks for rows in _pieces(x)], "csr")
+    around = unit - unit.mean(axis=0)
+    return ridge(codes, np.concatenate([around] * len(ks))).astype(np.float32)
 
 
 def _reservoir(sample: np.ndarray, new: np.ndarray, seen: int, seed: int) -> np.ndarray:

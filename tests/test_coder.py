@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import ncl_multi as ncl
+from ncl_multi.codes.engines import bulk_query, milvus_rows, milvus_vector, pgvector_literal
 from ncl_multi.codes.explain import explain
 from ncl_multi.codes.search import SparseIndex
 from ncl_multi.data.shards import Shards
@@ -212,7 +213,9 @@ def test_a_folder_brings_back_the_same_coder(fitted, tmp_path):
     for load in (ncl.SparseCoder.load, ncl.load):
         again = load(tmp_path / "model")
         assert again.get_params() == coder.get_params()
-        assert (again.transform(x) != coder.transform(x)).nnz == 0
+        for query in (False, True):
+            same = again.transform(x, query=query) != coder.transform(x, query=query)
+            assert same.nnz == 0
         assert np.array_equal(again.get_feature_names_out(), coder.get_feature_names_out())
         assert np.array_equal(again.inverse_transform(x[:2] @ np.ones((24, 48))),
                               coder.inverse_transform(x[:2] @ np.ones((24, 48))))  # fmt: skip
@@ -251,6 +254,64 @@ def test_queries_are_fuller_and_explain_sums_to_the_score(fitted):
         for item, score in zip(ids[row], scores[row], strict=True):
             parts = explain(query[[row]], index.codes([int(item)]))
             assert math.fsum(part.share for part in parts) == pytest.approx(score, abs=1e-6)
+
+
+def test_engines_take_documents_and_fuller_queries(fitted):
+    coder, x, _ = fitted
+    documents, query = coder.transform(x), coder.transform(x[:1], query=True)
+    by_hand = (query @ documents.T).toarray()[0]
+    rows = list(milvus_rows(range(len(x)), documents))
+    of_query = {
+        "milvus": milvus_vector(query),
+        "elasticsearch": {
+            int(dim): weight
+            for dim, weight in bulk_query(query, "sparse_vector")["query"]["sparse_vector"][
+                "query_vector"
+            ].items()
+        },
+        "pgvector": {
+            int(dim) - 1: float(weight)
+            for dim, weight in re.findall(r"(\d+):([\d.e-]+)", pgvector_literal(query))
+        },
+    }
+    for engine, weights in of_query.items():
+        scores = [sum(weights.get(d, 0) * v for d, v in row["code"].items()) for row in rows]
+        assert scores == pytest.approx(by_hand, abs=1e-5), engine
+
+
+@pytest.mark.parametrize("idf", [False, True])
+def test_a_query_is_the_head_and_twice_what_rebuilds_embeddings(fitted, idf):
+    _, x, _ = fitted
+    coder = small(idf=idf, ks=(2, 6)).fit(x)
+    z = np.concatenate([coder.transform(x, k=k).toarray() for k in (2, 6)]).astype(np.float64)
+    h = np.concatenate([x, x]).astype(np.float64)
+    gram = z.T @ z + 0.1 * np.eye(48)
+    atoms = np.linalg.solve(gram, z.T @ (h - h.mean(axis=0)))
+    head = coder.transform(x[:9], k=48).toarray()
+    details = np.maximum(x[:9] @ atoms.T, 0)
+    expected = head + 2 * details / np.linalg.norm(details, axis=1, keepdims=True)
+    expected *= coder.idf_ if idf else 1
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.allclose(coder.transform(x[:9], k=48, query=True).toarray(), expected, atol=1e-5)
+
+
+def test_queries_of_two_sides_are_the_head_s():
+    x, _ = kinds()
+    coder = small(steps=2).fit(x, other=x[:, :9])
+    assert (coder.transform(x, query=True, k=6) != coder.transform(x)).nnz == 0
+
+
+def test_whole_queries_find_what_the_embeddings_find():
+    x, _ = kinds(rows=600, classes=60, seed=4)
+    coder = small(dims=128, steps=100).fit(x[:500])
+    right = np.argsort(-(x[500:] @ x[:500].T), axis=1)[:, :10]
+
+    def kept(query):
+        z = coder.transform(x[500:], k=128, query=query)
+        near = np.argsort(-(z @ coder.transform(x[:500]).T).toarray(), axis=1)[:, :10]
+        return np.mean([len(np.intersect1d(*rows)) for rows in zip(near, right, strict=True)])
+
+    assert kept(query=True) > kept(query=False)
 
 
 def test_rare_dimensions_weigh_more_in_queries(fitted):
@@ -331,18 +392,59 @@ def test_one_row_and_another_width_are_refused(fitted):
             coder.transform(given)
 
 
-def test_awkward_data_is_handled():
+@pytest.mark.parametrize("columns", ["one", "all"])
+def test_constant_columns_are_handled(columns):
     x, _ = kinds(rows=20)
-    constant = x.copy()
-    constant[:, 3] = 2.0
-    for given in (constant, np.repeat(x[:2], 10, axis=0), np.ones((12, 5)), x[:3]):
-        z = small(steps=2).fit_transform(given)
-        assert np.isfinite(z.data).all()
-    for dtype in (np.int32, np.float16, np.float64):
-        assert small(steps=2).fit_transform((10 * x).astype(dtype)).shape == (20, 48)
+    x[:, slice(3, 4) if columns == "one" else slice(None)] = 2.0
+    coder = small(steps=2).fit(x)
+    assert np.isfinite(coder.transform(x).data).all()
+    assert np.isfinite(coder.reconstruction_error_)
+
+
+def test_equal_rows_have_equal_codes():
+    x = np.repeat(kinds(rows=4)[0], 10, axis=0)
+    z = small(steps=2).fit_transform(x).toarray()
+    assert np.isfinite(z).all()
+    assert np.array_equal(z, np.repeat(z[::10], 10, axis=0))
+
+
+def test_fewer_rows_than_dims_are_enough():
+    x, _ = kinds(rows=3)
+    z = small(steps=2).fit_transform(x)
+    assert z.shape == (3, 48)
+    assert np.diff(z.indptr).min() > 0
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.float16, np.float64, bool])
+def test_numbers_of_any_type_are_taken(dtype):
+    x = (10 * np.abs(kinds(rows=20)[0])).astype(dtype)
+    z = small(steps=2).fit_transform(x)
+    assert z.dtype == np.float32
+    assert abs(z - small(steps=2).fit_transform(x.astype(np.float32))).max() < 1e-5
+
+
+def test_sparse_rows_have_the_codes_of_dense_ones():
+    x, _ = kinds(rows=20)
     sparse = csr_array(np.where(x > 0, x, 0))
     dense = small(steps=2).fit(sparse.toarray()).transform(sparse)
     assert (dense != small(steps=2).fit(sparse).transform(sparse.toarray())).nnz == 0
+
+
+def test_numbered_columns_of_parquet_files_may_be_in_any_order(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    x, _ = kinds(rows=40)
+    order = np.random.default_rng(0).permutation(24).tolist()
+    files = []
+    for number, columns in enumerate((range(24), order)):
+        rows = x[20 * number : 20 * number + 20]
+        files.append(tmp_path / f"{number}.parquet")
+        parquet.write_table(pyarrow.table({f"e{c}": rows[:, c] for c in columns}), files[-1])
+    z = small(steps=2).fit(files).transform(files)
+    assert (z != small(steps=2).fit_transform(x)).nnz == 0
+    parquet.write_table(pyarrow.table({f"e{c}": x[:, c] for c in range(9)}), files[1])
+    with pytest.raises(ValueError, match=r"must have 24 columns like the first; file 1 has 9"):
+        small().fit(files)
 
 
 def test_rows_of_zeros_have_codes_of_zeros(fitted):

@@ -1,5 +1,6 @@
 """From codes back to embeddings: a linear decoder, fitted once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,9 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-_RIDGE = 1e-2
+_RIDGE = 0.1
+_DIRECT = 4096
+"""Up to this many dimensions the normal equations are solved directly, which is faster."""
 _STEPS = 50
 _HELD_OUT = 20
 """With at least this many rows, a tenth is held out to measure the error."""
@@ -31,7 +34,7 @@ class LinearDecoder:
         """
         first = len(x) - len(x) // 10 if len(x) >= _HELD_OUT else len(x)
         mean = x[:first].mean(axis=0, dtype=np.float64)
-        atoms = _ridge(codes[:first].astype(np.float64), x[:first] - mean)
+        atoms = ridge(codes[:first], x[:first] - mean)
         decoder = cls(mean.astype(np.float32), atoms.astype(np.float32))
         test = slice(first if first < len(x) else 0, None)
         # Squares of large numbers do not fit in 32 bits.
@@ -52,23 +55,41 @@ class LinearDecoder:
         return cls(state["mean"].numpy(), state["atoms"].numpy())
 
 
-def _ridge(z: csr_array, target: np.ndarray) -> np.ndarray:
-    """Solves `(z.T z + ridge) atoms = z.T target` by conjugate gradients, all columns at once.
+def ridge(z: csr_array, target: np.ndarray) -> np.ndarray:
+    """Solve `(z.T z + ridge) atoms = z.T target` in double precision.
 
-    No dims x dims matrix is made, which for wide codes would be larger than the data.
+    Wide codes by conjugate gradients, all columns at once: a dims x dims matrix would be larger
+    than the data.
+
+    Example:
+        >>> ridge(csr_array(np.eye(2)), np.array([[1.1], [2.2]])).round(6)
+        array([[1.],
+               [2.]])
     """
-    atoms = np.zeros((z.shape[1], target.shape[1]))
-    residual = z.T @ target
+    z, target = z.astype(np.float64), target.astype(np.float64)
+    right = z.T @ target
+    if z.shape[1] > _DIRECT:
+        return _conjugate_gradients(lambda a: z.T @ (z @ a) + _RIDGE * a, right)
+    gram = torch.from_numpy((z.T @ z).toarray())
+    gram.diagonal().add_(_RIDGE)
+    return torch.cholesky_solve(torch.from_numpy(right), torch.linalg.cholesky(gram)).numpy()
+
+
+def _conjugate_gradients(
+    product: Callable[[np.ndarray], np.ndarray], right: np.ndarray
+) -> np.ndarray:
+    atoms = np.zeros_like(right)
+    residual = right
     direction, size = residual.copy(), np.square(residual).sum(axis=0)
     enough = 1e-8 * size.max(initial=0.0)
     for _ in range(_STEPS):
         if size.max(initial=0.0) <= enough:
             break
-        image = z.T @ (z @ direction) + _RIDGE * direction
+        image = product(direction)
         curve = (direction * image).sum(axis=0)
         step = np.divide(size, curve, out=np.zeros_like(size), where=curve > 0)
         atoms += step * direction
-        residual -= step * image
+        residual = residual - step * image
         previous, size = size, np.square(residual).sum(axis=0)
         turn = np.divide(size, previous, out=np.zeros_like(size), where=previous > 0)
         direction = residual + turn * direction

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncl_multi.head import axes_both_ways, k_means, top_k
-from ncl_multi.losses import imitation, imitation_and_contrast, info_nce
+from ncl_multi.losses import imitation_and_contrast, info_nce
 from ncl_multi.training.neighbours import Neighbours
 
 Rows = Int[Tensor, " n"]
@@ -19,6 +19,8 @@ _STARTED_ON = 8192
 """Rows that the start of the dimensions is computed from."""
 _ROWS_PER_CLUSTER = 3
 """With fewer, a dimension would start on a single row."""
+_DROPOUT = 0.5
+"""Share of the embeddings of two sides that is dropped in training."""
 _CLUSTER_LENGTH = 0.5
 """Of dimensions that start on clusters; with 1 they would leave few entries to the axes."""
 
@@ -179,6 +181,9 @@ class EmbeddingObjective(nn.Module):
     twice: both cut, and with whole anchors, as for a fuller query and a short document. `info_nce`
     finds the partner; `imitation` keeps the other similarities of the embeddings.
 
+    Embeddings of two spaces have no cosine. There cut codes imitate the whole ones, whole anchors
+    are compared with whole partners, and half of what a row differs from the mean is dropped.
+
     Args:
         model: The head of the anchors and, if partners come from another space, of the partners.
         data: Which rows belong together.
@@ -201,6 +206,7 @@ class EmbeddingObjective(nn.Module):
         super().__init__()
         self.model, self.data, self.ks = model, data, list(ks)
         self.temperature, self.imitation, self.noise = temperature, imitation, noise
+        self.means = [unit_embeddings(side).mean(dim=0) for side in data.sides[: len(model)]]
 
     def forward(self, batch: Int[Tensor, "n columns"]) -> tuple[Tensor, Tensor]:
         """The loss of these rows and of their partners, and their codes."""
@@ -217,31 +223,31 @@ class EmbeddingObjective(nn.Module):
         k = self.ks[int(torch.randint(len(self.ks), ()))]
         whole = self._codes(h)
         za, zb = (top_k(z, k) for z in whole)
-        total = self._loss((za, zb), h, groups) + self._loss((whole[0], zb), h, groups)
+        if len(self.model) == 1:
+            total = self._loss((za, zb), h, groups) + self._loss((whole[0], zb), h, groups)
+        else:
+            contrast = info_nce(*whole, temperature=self.temperature, groups=groups)
+            total = self._loss((za, zb), whole, groups) + contrast
         return total * self.weight(k) / 2, whole[0]
 
-    def _loss(self, z: tuple[Tensor, Tensor], h: Sequence[Tensor], groups: Tensor) -> Tensor:
-        """`info_nce` and the divergence of the codes' similarities from the embeddings'.
-
-        Embeddings of two spaces have no cosine, so halves of each side are compared.
-        """
-        if len(self.model) == 1:
-            unlike, contrast = imitation_and_contrast(
-                z, (h[0], h[1]), self.temperature, groups=groups
-            )
-            return contrast + self.imitation * unlike
-        half = len(h[0]) // 2
-        unlike = h[0].new_zeros(())
-        for codes, x in zip(z, h, strict=True):
-            parts = (codes[:half], codes[half:]), (x[:half], x[half:])
-            unlike = unlike + imitation(*parts, self.temperature) / 2
-        return info_nce(*z, temperature=self.temperature, groups=groups) + self.imitation * unlike
+    def _loss(self, z: tuple[Tensor, Tensor], teacher: Sequence[Tensor], groups: Tensor) -> Tensor:
+        """`info_nce` and the divergence of the codes' similarities from the teacher's."""
+        unlike, contrast = imitation_and_contrast(
+            z, (teacher[0], teacher[1]), self.temperature, groups=groups
+        )
+        return contrast + self.imitation * unlike
 
     def weight(self, k: int) -> float:
         """Weight of a step with k entries: a small k has the most to learn. One on average."""
         return len(self.ks) / k / sum(1 / other for other in self.ks)
 
     def _codes(self, h: Sequence[Tensor]) -> Sequence[Tensor]:
+        if len(self.model) > 1:
+            # Without it heads on few pairs learn the pairs by heart.
+            h = [
+                mean.to(x) + F.dropout(x - mean.to(x), _DROPOUT)
+                for x, mean in zip(h, self.means, strict=True)
+            ]
         noisy = [x + self.noise * torch.randn_like(x) / x.shape[1] ** 0.5 for x in h]
         if len(self.model) == 1:
             return self.model[0](torch.cat(noisy)).split(len(noisy[0]))

@@ -103,6 +103,33 @@ def test_the_loss_is_contrast_and_imitation_of_cut_and_whole_codes():
     assert torch.allclose(z, whole[0], atol=1e-6)
 
 
+def test_cut_codes_of_two_sides_imitate_whole_ones_of_rows_with_half_of_them_dropped():
+    # Wide enough that no code is zero, and none a rounding error.
+    x, y = rows(d=20), rows(d=16, seed=1)
+    torch.manual_seed(0)
+    data = read_examples(
+        [Shards(side.numpy()) for side in (x, y)], None, None, neighbours=3, max_rows=99
+    )
+    heads = nn.ModuleList([NonNegHead(width, 64, batch_norm=False) for width in (20, 16)])
+    start_heads(heads, data)
+    objective = EmbeddingObjective(heads, data, [3], temperature=0.1, imitation=2.0, noise=0.0)
+    torch.manual_seed(3)
+    loss, z = objective(torch.arange(12)[:, None].expand(-1, 2))
+    torch.manual_seed(3)
+    torch.randint(1, ())
+    units = [F.normalize(side, dim=1) for side in (x, y)]
+    whole = []
+    for head, unit in zip(heads, units, strict=True):
+        around = unit[:12] - unit.mean(dim=0)
+        kept = F.dropout(torch.ones_like(around), 0.5) / 2
+        whole.append(head(unit.mean(dim=0) + 2 * kept * around))
+    cut = [top_k(side, 3) for side in whole]
+    expected = info_nce(*whole, temperature=0.1) + info_nce(*cut, temperature=0.1)
+    expected = (expected + 2.0 * imitation(tuple(cut), tuple(whole), 0.1)) / 2
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(z, whole[0], atol=1e-6)
+
+
 def test_dimensions_start_on_what_rows_do_not_have_in_common():
     common = rows() + 20
     data = read_examples([Shards(common.numpy())], None, None, neighbours=3, max_rows=99)
