@@ -63,12 +63,19 @@ def test_stock_mteb_judges_the_stock_export(tmp_path, monkeypatch, capsys):
     judged = Retrieval(SENTENCES, SENTENCES[:3], [[0], [1], [2]])
     made = {"own": tasks["retrieval_task"]("own", judged)}
     made["pairs"] = tasks["sts_task"]("pairs", SENTENCES, SENTENCES[::-1], [1.0, 2, 3, 4, 5, 0])
+    table = tmp_path / "kinds.csv"
+    rows = [f"{text},{row % 2}" for row, text in enumerate(SENTENCES * 20)]
+    table.write_text("\n".join(["text,label", *rows]))
+    made |= {name: tasks["task"](name) for name in (f"classes:{table}", f"clusters:{table}")}
     monkeypatch.setitem(tasks["main"].__globals__, "task", made.get)
-    tasks["main"](tasks["Config"](tmp_path, ("own", "pairs"), active=8))
+    tasks["main"](tasks["Config"](tmp_path, tuple(made), active=8))
     scores = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert scores["active"] == 8
     assert scores["own"]["ndcg_at_10"] == pytest.approx(1)
     assert -1 <= scores["pairs"]["cosine_spearman"] <= 1
+    # Texts of the test half are among those that were trained on.
+    assert scores[f"classes:{table}"]["accuracy"] > 0.6
+    assert 0 <= scores[f"clusters:{table}"]["v_measure"] <= 1
     with pytest.raises(FileNotFoundError, match="does not contain a SparseEncoder"):
         tasks["main"](tasks["Config"](tmp_path / "empty"))
     assert mteb.__version__
