@@ -100,6 +100,7 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
 
     from ncl_multi.adapters.sentence.config import SentenceConfig
     from ncl_multi.adapters.sentence.objective import SentenceObjective
+    from ncl_multi.adapters.sentence.report import Method
     from ncl_multi.head import HeadOptions
     from ncl_multi.metrics import alive
     from ncl_multi.training.batches import Rows
@@ -127,8 +128,9 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
             Rows(examples), config.batch_size, collate_fn=Rows.together, drop_last=True
         )
         fit(objective, loader, config)
-    dense = judged.row(lambda h: h, None)["test"]
-    rows = {k: judged.row(head.fold(), k) for k in ACTIVE}
+    dense = judged.row(Method(lambda h: h), None)["test"]
+    folded: Any = head.fold()
+    rows = {k: judged.row(Method(folded, folded[:-1]), k) for k in ACTIVE}
     measured = {f"stsb_dev@{k}": row["dev"]["stsb_spearman"] for k, row in rows.items()}
     measured |= {f"sick_train@{k}": row["train"]["sick_spearman"] for k, row in rows.items()}
     for name, (_, documents, _) in judged.searched.items():
@@ -136,7 +138,8 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
         for k, row in rows.items():
             figures = row["test"]
             measured[f"{name}@{k}"] = figures[f"{name}_ndcg_at_10"] / whole
-            measured[f"{name}_whole_query@{k}"] = figures[f"{name}_ndcg_at_10_whole_query"] / whole
+            for query in ("whole_query", "signed_query"):
+                measured[f"{name}_{query}@{k}"] = figures[f"{name}_ndcg_at_10_{query}"] / whole
             measured[f"{name}_neighbours@{k}"] = kept_neighbours(documents, head, k)
     return measured | {"score": mean(measured.values()), "alive": alive(head.fold()(h))}
 

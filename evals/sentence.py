@@ -56,7 +56,7 @@ def shares(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
     dense = figures["dense"]["test"]
     return {
         name: {
-            measure: value / dense[measure.removesuffix("_whole_query")]
+            measure: value / dense[measure.partition("_ndcg")[0] + "_ndcg_at_10"]
             if "_ndcg_at_10" in measure
             else value
             for measure, value in row["test"].items()

@@ -37,7 +37,13 @@ from ncl_multi.adapters.sentence.objective import (
     at_each_k,
     contrast,
 )
-from ncl_multi.adapters.sentence.report import TextBenchmarks, baselines, principal_axes, quality
+from ncl_multi.adapters.sentence.report import (
+    Method,
+    TextBenchmarks,
+    baselines,
+    principal_axes,
+    quality,
+)
 from ncl_multi.data import stsb
 from ncl_multi.losses import correlation_loss, imitation
 from ncl_multi.training.neighbours import Neighbours, nearest
@@ -354,7 +360,9 @@ def test_csr_is_trained_on_the_same_examples_for_as_many_steps(tmp_path, capsys)
     config = Config(out=tmp_path, k=(4, 8), steps=3, batch_size=12, device="cpu")
     methods = baselines(model, corpus, config)
     assert list(methods) == ["pca", "csr@4", "csr@8"]
-    assert (methods["csr@4"](torch.randn(3, 32)) >= 0).all()
+    code, weights = methods["csr@4"]
+    h = torch.randn(3, 32)
+    assert torch.equal(code(h), weights(h).relu())
     assert json.loads((tmp_path / "csr/8/config.json").read_text())["steps"] == 3
 
 
@@ -414,7 +422,8 @@ def test_short_codes_are_compared_with_the_whole():
     relevant = csr_array(torch.eye(30).numpy())
     pairs = {"own_test": (z, noisy, F.cosine_similarity(z, noisy))}
     judged = TextBenchmarks(pairs, {"texts": (z, noisy, relevant)})
-    figures = quality(judged, {"ours": lambda h: h, "fixed@4": lambda h: h}, (4, 16))
+    ours = Method(lambda h: h, lambda h: h - 0.5)
+    figures = quality(judged, {"ours": ours, "fixed@4": Method(lambda h: h)}, (4, 16))
     assert figures["dense"]["test"]["own_spearman"] == pytest.approx(1, abs=1e-3)
     assert figures["ours@16"]["test"]["own_spearman"] == pytest.approx(1, abs=1e-3)
     ours, truncated = figures["ours@4"]["test"], figures["truncated@4"]["test"]
@@ -423,6 +432,8 @@ def test_short_codes_are_compared_with_the_whole():
     assert [name for name in figures if name.startswith("fixed")] == ["fixed@4"]
     by_hand = ncl.metrics.ndcg_at_k(z, ncl.top_k(noisy, 4), relevant)
     assert ours["texts_ndcg_at_10_whole_query"] == pytest.approx(by_hand)
+    by_hand = ncl.metrics.ndcg_at_k(z - 0.5, ncl.top_k(noisy, 4), relevant)
+    assert ours["texts_ndcg_at_10_signed_query"] == pytest.approx(by_hand)
     assert "texts_ndcg_at_10_whole_query" not in truncated
 
 
