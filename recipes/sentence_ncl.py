@@ -85,7 +85,7 @@ def main(cfg: Config) -> None:
         seed=cfg.seed,
     )
     models = {"ncl": model} | ({"twin": model.signed_twin()} if cfg.twin else {})
-    others = baselines(model, corpus, cfg) if cfg.compare else {}
+    others = baselines(model, corpus, cfg, cfg.csr_lr) if cfg.compare else {}
     for name, model in models.items():
         model.fit(corpus, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():

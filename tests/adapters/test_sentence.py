@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -352,13 +351,9 @@ def test_csr_trains_and_gives_non_negative_codes():
 
 
 def test_csr_is_trained_on_the_same_examples_for_as_many_steps(tmp_path, capsys):
-    @dataclass(frozen=True)
-    class Config(SentenceConfig):
-        csr_lr: float = 1e-3
-
     model, corpus = tiny_model(), Corpus.of([(a, b) for a in SENTENCES for b in SENTENCES])
-    config = Config(out=tmp_path, k=(4, 8), steps=3, batch_size=12, device="cpu")
-    methods = baselines(model, corpus, config)
+    config = SentenceConfig(out=tmp_path, k=(4, 8), steps=3, batch_size=12, device="cpu")
+    methods = baselines(model, corpus, config, 1e-3)
     assert list(methods) == ["pca", "csr@4", "csr@8"]
     code, weights = methods["csr@4"]
     h = torch.randn(3, 32)

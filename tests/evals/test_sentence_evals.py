@@ -33,7 +33,7 @@ def test_every_setting_that_is_compared_can_be_set():
 
     from ncl_multi.adapters.sentence.config import SentenceConfig
 
-    known = {field.name for field in fields(SentenceConfig)} | {"dims", "data"}
+    known = {field.name for field in fields(SentenceConfig)} | {"dims", "data", "csr_lr"}
     assert all(set(setting) <= known for setting in script("choose_sentence")["COMPARED"])
 
 

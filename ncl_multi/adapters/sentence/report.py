@@ -212,7 +212,9 @@ def quality(
     return figures
 
 
-def baselines(model: NonNegEncoder, corpus: Corpus, config: Any) -> dict[str, Method]:
+def baselines(
+    model: NonNegEncoder, corpus: Corpus, config: Any, csr_lr: float
+) -> dict[str, Method]:
     """CSR at each k and PCA on the same texts; CSR with the same examples and number of steps."""
     from ncl_multi.training import fit as loop
 
@@ -231,7 +233,7 @@ def baselines(model: NonNegEncoder, corpus: Corpus, config: Any) -> dict[str, Me
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             csr = SparseAutoencoder(h.shape[1], model.dims, k)
-        trained = replace(config, out=config.out / f"csr/{k}", lr=config.csr_lr, ema=None)
+        trained = replace(config, out=config.out / f"csr/{k}", lr=csr_lr, ema=None)
         loop.fit(loop.StepObjective(csr, step), loader, trained, fingerprint=corpus.fingerprint())
         methods[f"csr@{k}"] = Method(csr.cpu().codes, csr.weights)
     return methods
