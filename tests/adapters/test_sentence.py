@@ -439,10 +439,12 @@ def test_a_head_started_on_both_directions_keeps_the_leading_principal_axes(dims
     directions = both_directions(h - mean, dims)
     head.start_at(directions)
     head.centre_on(mean)
-    # What the directions say, put together again, is a multiple of the centred features.
+    # What the directions say, put together again, is a multiple of the centred features, along
+    # axes that count by the root of the root of one over their variance.
     rebuilt = head.train()(h) @ directions
     _, leading = principal_axes(h, dims // 2)
-    cosines = F.cosine_similarity(rebuilt, (h - mean) @ leading @ leading.T)
+    scaled = (h - mean) @ leading * ((h - mean) @ leading).var(dim=0) ** -0.25
+    cosines = F.cosine_similarity(rebuilt, scaled @ leading.T)
     torch.testing.assert_close(cosines, torch.ones(200), rtol=1e-4, atol=1e-4)
     assert both_directions(h - mean, 1).shape == (1, 8)
 

@@ -53,11 +53,12 @@ def test_a_long_text_has_the_largest_entries_of_its_passages(model):
     torch.testing.assert_close(model.encode([long], dense=True), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dims", [48, 80])
-def test_it_is_trained_saved_and_loaded(dims, tmp_path):
+@pytest.mark.parametrize(("dims", "precision"), [(48, "fp32"), (80, "bf16")])
+def test_it_is_trained_saved_and_loaded(dims, precision, tmp_path):
     model = ncl.wrap(tiny_bert(), dims, pooling="tokens", processor=tiny_tokenizer(), k=6)
     pairs = [(a, b) for a in SENTENCES for b in SENTENCES if a != b]
-    model.fit(pairs, out=tmp_path, steps=3, batch_size=12, device="cpu", progress=False)
+    options = {"steps": 3, "batch_size": 12, "device": "cpu", "progress": False}
+    model.fit(pairs, out=tmp_path, precision=precision, **options)
     again = ncl.load(tmp_path)
     assert isinstance(again, NonNegTokens)
     codes = model.encode(SENTENCES, dense=True)

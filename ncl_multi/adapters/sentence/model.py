@@ -281,7 +281,8 @@ def both_directions(
     """`dims` directions: both of half as many axes, along which the features are sparse.
 
     The axes turn within the leading principal axes: what the others hold would only take entries
-    from the rest. They are those of `most` random rows.
+    from the rest. Those of little variance are lengthened, by its eighth root, so that a few broad
+    ones do not take the first entries of every row. They are those of `most` random rows.
 
     Example:
         >>> x = torch.tensor([[3.0, 0.0, 0.1], [0.0, 2.0, 0.0], [-3.0, 0.0, 0.0], [0.0, -2.0, 0.0]])
@@ -292,8 +293,11 @@ def both_directions(
                 [0., 1., 0.]])
     """
     sample = x if len(x) <= most else x[torch.randperm(len(x))[:most]]
-    principal = torch.linalg.eigh(sample.T @ sample).eigenvectors.flip(1)
-    leading = principal[:, : max(1, dims // 2)]
+    variances, principal = torch.linalg.eigh(sample.T @ sample)
+    variances, principal = variances.flip(0)[: max(1, dims // 2)], principal.flip(1)
+    # Rows of few kinds have axes without variance.
+    variances = variances.clamp_min(1e-6 * variances[0]) / variances[0]
+    leading = principal[:, : len(variances)] * variances**-0.125
     axes = sparse_axes(sample @ leading) @ leading.T
     return torch.cat([axes, -axes])[:dims]
 

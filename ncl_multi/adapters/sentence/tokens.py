@@ -104,14 +104,18 @@ class NonNegTokens(NonNegEncoder):
         device = self.encoder.device
         return self.encoder.tokens({name: tensor.to(device) for name, tensor in inputs.items()})
 
-    def _read(self, texts: Sequence[str]) -> list[Tensor]:
+    def _read(self, texts: Sequence[str], precision: str) -> list[Tensor]:
         """The tokens of each text, of all its passages, in half precision."""
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         pieces, owners = self._pieces(list(texts))
         order = sorted(range(len(pieces)), key=lambda piece: -length(pieces[piece]))
         tokens: list[list[Tensor]] = [[] for _ in texts]
         for start in range(0, len(order), _BATCH):
             batch = order[start : start + _BATCH]
-            with torch.inference_mode():
+            with (
+                torch.inference_mode(),
+                torch.autocast(self.device.type, half, enabled=half is not None),
+            ):
                 read = self._tokens([pieces[piece] for piece in batch])
             for piece, rows in zip(batch, read, strict=True):
                 # A copy of its own: a view would keep the whole batch in memory.
@@ -121,9 +125,8 @@ class NonNegTokens(NonNegEncoder):
     def _objective(self, corpus: Corpus, h: Tensor, ks: Any, config: Any) -> SentenceObjective:
         if config.finetune:
             raise ValueError("codes of tokens are trained on a frozen encoder, without finetune")
-        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-        with self._evaluating(), torch.autocast(self.device.type, half, enabled=half is not None):
-            tokens = self._read(corpus.sentences)
+        with self._evaluating():
+            tokens = self._read(corpus.sentences, config.precision)
         every = torch.cat(tokens)
         sample = every[torch.randint(len(every), (min(len(every), _START),))].float()
         mean = sample.mean(dim=0)
