@@ -117,8 +117,8 @@ def labelled(source: str) -> tuple[list[str], list[str]]:
     if source == "wordnet":
         texts, categories = held_out()
         return texts, [CATEGORIES[category] for category in categories]
-    texts, labels = zip(*read_table(source, columns=["text", "label"]).rows, strict=True)
-    return list(texts), list(labels)
+    rows = read_table(source, columns=["text", "label"]).rows
+    return [text for text, _ in rows], [label for _, label in rows]
 
 
 def classification_task(name: str, texts: list[str], labels: list[str]) -> Any:

@@ -51,20 +51,22 @@ def evaluate(cfg: Config, corpus: Any, dims: int | None) -> dict[str, dict[str, 
     from scipy.sparse import csr_array, eye_array
 
     import ncl_multi as ncl
+    from ncl_multi.adapters.sentence.config import SentenceConfig
     from ncl_multi.adapters.sentence.corpus import cached_features
     from ncl_multi.adapters.sentence.report import Method, TextBenchmarks, whole_codes
 
     most = max(cfg.active)
     plain = ncl.wrap(cfg.model)
-    lr = {} if dims is None else {"lr": cfg.lr}
-    model = plain
+    model, config = plain, SentenceConfig()
+
     if dims is not None:
         model = ncl.wrap(cfg.model, dims, pooling="tokens", k=most, seed=cfg.seed)
+        config = SentenceConfig(lr=cfg.lr)
     model.fit(
-        corpus, k=cfg.active, steps=cfg.steps, batch_size=cfg.batch_size, seed=cfg.seed,
-        precision="bf16", **lr,
+        corpus, config, k=cfg.active, steps=cfg.steps, batch_size=cfg.batch_size, seed=cfg.seed,
+        precision="bf16",
     )  # fmt: skip
-    features = partial(cached_features, plain, precision="bf16")
+    features: Any = partial(cached_features, plain, precision="bf16")
 
     def codes(texts: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):

@@ -53,6 +53,14 @@ def test_a_long_text_has_the_largest_entries_of_its_passages(model):
     torch.testing.assert_close(model.encode([long], dense=True), want, rtol=1e-4, atol=1e-5)
 
 
+def test_strange_sentences_are_encoded(model):
+    strange = ["", " ", "cat " * 5_000, "x" * 10_000, "😀 зима 猫", "\x00"]
+    assert model.encode(strange, dense=True).isfinite().all()
+    assert model.encode([]).shape == (0, 48)
+    with pytest.raises(ValueError, match="row 1 is NoneType"):
+        model.encode(["a", None])
+
+
 @pytest.mark.parametrize(("dims", "precision"), [(48, "fp32"), (80, "bf16")])
 def test_it_is_trained_saved_and_loaded(dims, precision, tmp_path):
     model = ncl.wrap(tiny_bert(), dims, pooling="tokens", processor=tiny_tokenizer(), k=6)

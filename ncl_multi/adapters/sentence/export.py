@@ -56,12 +56,12 @@ def stock_modules(model: NonNegEncoder) -> list[nn.Module]:
             f"k={model.head.k}; train with relu"
         )
     modules = _encoder_modules(model.encoder)
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     if model.encoder.pooling == "tokens":
         if model.head.hidden is not None or model.head.activation not in ("relu", "rep_relu"):
             raise ValueError("sentence-transformers reads tokens with a linear layer and relu only")
-        dense = _dense(layers[0], nn.Identity(), module_input_name="token_embeddings")
+        dense = _dense(linear[0], nn.Identity(), "token_embeddings")
         return [modules[0], dense, SpladePooling("max"), Normalize()]
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     for layer in linear[:-1]:
         modules.append(_dense(layer, nn.ReLU()))
     if model.head.k is None:
@@ -127,14 +127,14 @@ def _encoder_modules(encoder: Encoder) -> list[Any]:
     return [body] if pooling is None else [body, Pooling(encoder.width, pooling)]
 
 
-def _dense(layer: nn.Linear, activation: nn.Module, **options: str) -> Dense:
+def _dense(layer: nn.Linear, activation: nn.Module, reads: str = "sentence_embedding") -> Dense:
     return Dense(
         layer.in_features,
         layer.out_features,
         activation_function=activation,
         init_weight=layer.weight.detach(),
         init_bias=layer.bias.detach(),
-        **options,
+        module_input_name=reads,
     )
 
 
