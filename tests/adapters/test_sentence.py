@@ -28,7 +28,7 @@ from ncl_multi.adapters.sentence.export import (
     export_onnx,
     export_sentence_transformers,
 )
-from ncl_multi.adapters.sentence.model import both_directions
+from ncl_multi.adapters.sentence.model import _for_few_entries, both_directions
 from ncl_multi.adapters.sentence.objective import (
     NonNegLoss,
     SentenceObjective,
@@ -44,6 +44,7 @@ from ncl_multi.adapters.sentence.report import (
     quality,
 )
 from ncl_multi.data import stsb
+from ncl_multi.head import sparse_axes
 from ncl_multi.losses import correlation_loss, imitation
 from ncl_multi.training.neighbours import Neighbours, nearest
 
@@ -447,6 +448,17 @@ def test_a_head_started_on_both_directions_keeps_the_leading_principal_axes(dims
     cosines = F.cosine_similarity(rebuilt, scaled @ leading.T)
     torch.testing.assert_close(cosines, torch.ones(200), rtol=1e-4, atol=1e-4)
     assert both_directions(h - mean, 1).shape == (1, 8)
+
+
+def test_few_entries_contain_more_of_a_row_on_turned_axes():
+    torch.manual_seed(0)
+    x = F.normalize(torch.randn(400, 24).pow(3), dim=1)
+    mixed = x @ torch.linalg.qr(torch.randn(24, 24))[0]
+    before = sparse_axes(mixed, steps=1)
+    after = _for_few_entries(mixed, before)
+    torch.testing.assert_close(after @ after.T, torch.eye(24), rtol=1e-4, atol=1e-4)
+    few = [(mixed @ axes.T).square().topk(8).values.sum(dim=1).mean() for axes in (before, after)]
+    assert few[1] > few[0] + 0.01
 
 
 def test_the_stock_export_needs_nothing_of_ours(tmp_path):

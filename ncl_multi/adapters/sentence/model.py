@@ -298,8 +298,26 @@ def both_directions(
     # Rows of few kinds have axes without variance.
     variances = variances.clamp_min(1e-6 * variances[0]) / variances[0]
     leading = principal[:, : len(variances)] * variances**-0.125
-    axes = sparse_axes(sample @ leading) @ leading.T
+    turned = normalize(sample @ leading, dim=1)
+    axes = _for_few_entries(turned, sparse_axes(turned)) @ leading.T
     return torch.cat([axes, -axes])[:dims]
+
+
+def _for_few_entries(
+    x: Float[Tensor, "n d"], axes: Float[Tensor, "d d"], steps: int = 20
+) -> Float[Tensor, "d d"]:
+    """The axes turned so that few entries of a row contain more of it, on average over several k.
+
+    Each step is the best rotation of the rows towards what their largest entries say.
+    """
+    ks = [k for k in _KS[:4] if k < len(axes)]
+    for _ in range(steps if ks else 0):
+        entries = x @ axes.T
+        largest = entries.abs().topk(ks[-1], dim=1).values
+        kept = torch.stack([entries * (entries.abs() >= largest[:, [k - 1]]) for k in ks])
+        left, _, right = torch.linalg.svd(kept.sum(dim=0).T @ x)
+        axes = left @ right
+    return axes
 
 
 def _means(h: Tensor, owners: np.ndarray, count: int) -> Tensor:
