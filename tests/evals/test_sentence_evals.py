@@ -28,6 +28,12 @@ def test_retrieval_is_a_share_of_what_the_whole_encoder_reaches():
     )
 
 
+def test_the_table_says_what_a_measure_is():
+    title = script("sentence")["_title"]
+    measures = ["stsb_spearman", "lisa_ndcg_at_10", "cranfield_ndcg_at_10_signed_query", "bytes"]
+    assert [*map(title, measures)] == ["STS-B", "LISA", "Cranfield, signed query", ""]
+
+
 def test_every_setting_that_is_compared_can_be_set():
     from dataclasses import fields
 
