@@ -52,7 +52,7 @@ class Config(SentenceConfig):
     """Also measure STS-B, and SICK, CISI, LISA and Cranfield if NCL_DATA contains them."""
     compare: bool = False
     """Also train sentence-transformers' CSR, once for each k, and measure PCA."""
-    csr_lr: float = 1e-3
+    csr_lr: float = 3e-3
     """Highest learning rate of CSR."""
     twin: bool = False
     """Also train the signed twin, with the same seed and budget."""
