@@ -14,6 +14,7 @@ Usage:
 
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -25,9 +26,9 @@ from ncl_multi.log import show_messages
 COMPARED: tuple[dict[str, Any], ...] = (
     {},
     {"steps": 0},
-    {"dims": 448},
+    {"dims": 192},
     {"contrast": 0.0},
-    {"dims": 512},
+    {"dims": 448},
     {"imitation": 30.0},
     {"lr": 1e-3},
     {"data": "without abstracts"},
@@ -38,9 +39,16 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.2},
     {"mined": 0.0},
     {"dims": 768},
+    {"dims": 1536},
+    {"dims": 3072},
     {"loss": "spectral"},
+    {"csr_lr": 3e-4},
+    {"csr_lr": 1e-3},
+    {"csr_lr": 3e-3},
+    {"csr_lr": 1e-3, "dims": 1536},
 )
-"""What differs from the recipe's defaults. `steps` 0 is the start, not trained."""
+"""What differs from the recipe's defaults. `steps` 0 is the start, not trained; `csr_lr` trains
+sentence-transformers' CSR instead, once for each k."""
 ACTIVE = (8, 16, 32, 64)
 
 
@@ -95,21 +103,46 @@ def start(cfg: Config, dims: int) -> tuple[Any, Any]:
 
 def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]:
     """Figures of one setting and seed."""
+    from ncl_multi.adapters.sentence.report import Method
+    from ncl_multi.metrics import alive
+
+    _, h, judged = prepared(cfg)
+    dense = judged.row(Method(lambda h: h), None)["test"]
+    methods = (csr if "csr_lr" in setting else trained)(cfg, setting, seed)
+    rows = {k: judged.row(method, k) for k, method in methods.items()}
+    measured = {f"stsb_dev@{k}": row["dev"]["stsb_spearman"] for k, row in rows.items()}
+    measured |= {f"sick_train@{k}": row["train"]["sick_spearman"] for k, row in rows.items()}
+    for name, (_, documents, _) in judged.searched.items():
+        whole = dense[f"{name}_ndcg_at_10"]
+        for k, row in rows.items():
+            figures = row["test"]
+            measured[f"{name}@{k}"] = figures[f"{name}_ndcg_at_10"] / whole
+            for query in ("whole_query", "signed_query"):
+                measured[f"{name}_{query}@{k}"] = figures[f"{name}_ndcg_at_10_{query}"] / whole
+            measured[f"{name}_neighbours@{k}"] = kept_neighbours(documents, methods[k].code, k)
+    return measured | {
+        "score": mean(measured.values()),
+        "alive": mean(alive(methods[k].code(h)) for k in rows),
+    }
+
+
+def trained(cfg: Config, setting: dict[str, Any], seed: int) -> dict[int, Any]:
+    """A head with this setting, the same for every k."""
     import torch
     from torch.utils.data import DataLoader
 
     from ncl_multi.adapters.sentence.config import SentenceConfig
     from ncl_multi.adapters.sentence.objective import SentenceObjective
+    from ncl_multi.adapters.sentence.report import Method
     from ncl_multi.head import HeadOptions
-    from ncl_multi.metrics import alive
     from ncl_multi.training.batches import Rows
     from ncl_multi.training.fit import fit
 
     config_fields = {field.name for field in fields(SentenceConfig)}
-    trained = {name: value for name, value in setting.items() if name in config_fields}
-    untrained = trained.get("steps") == 0
-    config = replace(SentenceConfig(), seed=seed, device="cpu", **({} if untrained else trained))
-    corpus, h, judged = prepared(cfg)
+    changed = {name: value for name, value in setting.items() if name in config_fields}
+    untrained = changed.get("steps") == 0
+    config = replace(SentenceConfig(), seed=seed, device="cpu", **({} if untrained else changed))
+    corpus, h, _ = prepared(cfg)
     examples = corpus.examples
     if setting.get("data") == "without abstracts":
         abstract = torch.tensor([len(text.split()) > 60 for text in corpus.sentences])
@@ -127,21 +160,28 @@ def measure(cfg: Config, setting: dict[str, Any], seed: int) -> dict[str, float]
             Rows(examples), config.batch_size, collate_fn=Rows.together, drop_last=True
         )
         fit(objective, loader, config)
-    dense = judged.row(lambda h: h, None)["test"]
-    rows = {k: judged.row(head.fold(), k) for k in ACTIVE}
-    measured = {f"stsb_dev@{k}": row["dev"]["stsb_spearman"] for k, row in rows.items()}
-    measured |= {f"sick_train@{k}": row["train"]["sick_spearman"] for k, row in rows.items()}
-    for name, (_, documents, _) in judged.searched.items():
-        whole = dense[f"{name}_ndcg_at_10"]
-        for k, row in rows.items():
-            figures = row["test"]
-            measured[f"{name}@{k}"] = figures[f"{name}_ndcg_at_10"] / whole
-            measured[f"{name}_whole_query@{k}"] = figures[f"{name}_ndcg_at_10_whole_query"] / whole
-            measured[f"{name}_neighbours@{k}"] = kept_neighbours(documents, head, k)
-    return measured | {"score": mean(measured.values()), "alive": alive(head.fold()(h))}
+    folded: Any = head.fold()
+    return dict.fromkeys(ACTIVE, Method(folded, folded[:-1]))
 
 
-def kept_neighbours(documents: Any, head: Any, k: int) -> float:
+def csr(cfg: Config, setting: dict[str, Any], seed: int) -> dict[int, Any]:
+    """CSR of the recipe's `--compare`, a model for each k."""
+    from tempfile import TemporaryDirectory
+
+    import ncl_multi as ncl
+    from ncl_multi.adapters.sentence.config import SentenceConfig
+    from ncl_multi.adapters.sentence.report import baselines
+
+    with TemporaryDirectory() as folder:
+        config = replace(
+            SentenceConfig(), seed=seed, device="cpu", k=ACTIVE, precision="bf16", out=Path(folder)
+        )
+        model = ncl.wrap(cfg.model, setting.get("dims"))
+        methods = baselines(model, prepared(cfg)[0], config, setting["csr_lr"])
+    return {k: methods[f"csr@{k}"] for k in ACTIVE}
+
+
+def kept_neighbours(documents: Any, code: Any, k: int) -> float:
     """Share of each document's ten nearest documents that are also nearest by codes."""
     import torch
     from torch.nn.functional import normalize
@@ -153,7 +193,7 @@ def kept_neighbours(documents: Any, head: Any, k: int) -> float:
         return cosines.fill_diagonal_(-2).topk(10).indices
 
     with torch.no_grad():
-        dense, coded = nearest(documents), nearest(top_k(head.fold()(documents), k))
+        dense, coded = nearest(documents), nearest(top_k(code(documents), k))
     return float((dense[:, :, None] == coded[:, None]).any(dim=2).float().mean())
 
 
@@ -163,7 +203,11 @@ def main(cfg: Config) -> None:
         {"setting": setting} | cfg.means(partial(measure, cfg, setting)) for setting in settings
     )
     contrastive = [
-        row for row in rows if row["setting"].get("contrast", 1) and row["setting"].get("steps", 1)
+        row
+        for row in rows
+        if row["setting"].get("contrast", 1)
+        and row["setting"].get("steps", 1)
+        and "csr_lr" not in row["setting"]
     ]
     print("chosen:", max(contrastive, key=lambda row: row["score"])["setting"])
 

@@ -2,10 +2,12 @@
 
 This package does not encode here: `sentence_transformers/sparse_encoder` of the run is what any
 user of the export would load. Tasks are names that mteb knows, which it loads from the hub; or
-`stsb`, `sick`, `cranfield` and folders in the layout of BEIR, which need no hub.
+our own, which need no hub: `stsb`, `sick`, `cranfield`, folders in the layout of BEIR, and tables
+of a text and a label, as `classes:<file>` and `clusters:<file>`.
 
 Usage:
     python evals/mteb_tasks.py runs/sentence_ncl --tasks stsb sick cisi
+    python evals/mteb_tasks.py runs/sentence_ncl --tasks classes:wordnet clusters:reviews.csv
     python evals/mteb_tasks.py runs/sentence_ncl --tasks STS16 Banking77Classification --active 32
 """
 
@@ -30,7 +32,8 @@ class Config:
     """Folder written by recipes/sentence_ncl.py, or of any SparseEncoder."""
     tasks: tuple[str, ...] = ("stsb", "sick", "cisi", "cranfield")
     """Names that mteb knows; `stsb`, `sick`, `cranfield`; folders in the layout of BEIR, or their
-    names in NCL_DATA/retrieval."""
+    names in NCL_DATA/retrieval; `classes:<file>` and `clusters:<file>` of a table with columns text
+    and label, or of `wordnet`: its held-out entries and their categories."""
     active: int | None = None
     """Keep only this many entries of a row; None takes the number the model was exported with."""
     out: Path | None = None
@@ -46,6 +49,10 @@ def task(name: str) -> Any:
     if name in ("stsb", "sick"):
         read, split = (data.stsb, "test") if name == "stsb" else (data.sick, "trial")
         return sts_task(f"{name}-{split}", *read(split))
+    kind, _, source = name.partition(":")
+    if kind in ("classes", "clusters"):
+        make = classification_task if kind == "classes" else clustering_task
+        return make(f"{kind}-{Path(source).stem}", *labelled(source))
     try:
         collection = data.collection(name)
     except FileNotFoundError as error:
@@ -99,6 +106,54 @@ def retrieval_task(name: str, searched: "Retrieval") -> Any:
             self.data_loaded = True
 
     return Search()
+
+
+def labelled(source: str) -> tuple[list[str], list[str]]:
+    """Texts and their labels: of a table with these columns, or held-out entries of WordNet."""
+    from ncl_multi.adapters.sentence.data import held_out
+    from ncl_multi.data.tables import read_table
+    from ncl_multi.data.words import CATEGORIES
+
+    if source == "wordnet":
+        texts, categories = held_out()
+        return texts, [CATEGORIES[category] for category in categories]
+    rows = read_table(source, columns=["text", "label"]).rows
+    return [text for text, _ in rows], [label for _, label in rows]
+
+
+def classification_task(name: str, texts: list[str], labels: list[str]) -> Any:
+    """Texts whose class is predicted, as a task of mteb: a random half is trained on."""
+    from datasets import Dataset
+    from mteb.abstasks.classification import AbsTaskClassification
+
+    class Classes(AbsTaskClassification):
+        metadata = _metadata(name, "Classification", "accuracy")
+
+        def load_data(self, *_: Any, **__: Any) -> None:
+            number = {label: place for place, label in enumerate(sorted(set(labels)))}
+            columns = {"text": texts, "label": [number[label] for label in labels]}
+            rows = Dataset.from_dict(columns)
+            self.dataset = {"default": rows.train_test_split(0.5, seed=0)}
+            self.data_loaded = True
+
+    return Classes()
+
+
+def clustering_task(name: str, texts: list[str], labels: list[str]) -> Any:
+    """Texts whose clusters should be their labels, as a task of mteb."""
+    from datasets import Dataset
+    from mteb.abstasks.clustering import AbsTaskClustering
+
+    class Clusters(AbsTaskClustering):
+        metadata = _metadata(name, "Clustering", "v_measure")
+        max_fraction_of_documents_to_embed = None
+
+        def load_data(self, *_: Any, **__: Any) -> None:
+            columns = {"sentences": texts, "labels": labels}
+            self.dataset = {"test": Dataset.from_dict(columns)}
+            self.data_loaded = True
+
+    return Clusters()
 
 
 def _metadata(name: str, kind: str, score: str) -> Any:

@@ -56,7 +56,7 @@ def shares(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
     dense = figures["dense"]["test"]
     return {
         name: {
-            measure: value / dense[measure.removesuffix("_whole_query")]
+            measure: value / dense[measure.partition("_ndcg")[0] + "_ndcg_at_10"]
             if "_ndcg_at_10" in measure
             else value
             for measure, value in row["test"].items()
@@ -67,7 +67,7 @@ def shares(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def main(cfg: Config) -> None:
     from ncl_multi.adapters.sentence.report import plot
-    from ncl_multi.report import table, write_json
+    from ncl_multi.report import markdown, write_json
 
     if not cfg.runs:
         raise ValueError("give at least one folder of a run")
@@ -81,12 +81,26 @@ def main(cfg: Config) -> None:
             values = [row[measure] for row in same]
             spread = f" ({pstdev(values):.3f})" if len(values) > 1 else ""
             rows[name][measure] = f"{mean(values):.3f}{spread}"
-    table(f"mean of {len(cfg.runs)} (spread)", rows)
+    shown = {_title(measure): measure for row in rows.values() for measure in row}
+    shown = {title: measure for title, measure in shown.items() if title}
+    page = {
+        name: {title: row.get(measure, "") for title, measure in shown.items()}
+        for name, row in rows.items()
+    }
+    print(markdown(f"mean of {len(cfg.runs)} (spread)" if len(cfg.runs) > 1 else "", page))
     if cfg.plot is not None:
         print(plot(measured[0], cfg.plot))
     if cfg.out is not None:
         write_json(cfg.out, rows)
     print(json.dumps(rows))
+
+
+def _title(measure: str) -> str:
+    """`cisi_ndcg_at_10_whole_query` as `CISI, whole query`; nothing for bytes and time."""
+    name, part, query = measure.replace("_spearman", "_ndcg_at_10").partition("_ndcg_at_10")
+    known = {"stsb": "STS-B", "sick": "SICK", "cisi": "CISI", "lisa": "LISA"}
+    title = known.get(name, name.capitalize()) + query.replace("_", ", ", 1).replace("_", " ")
+    return title if part else ""
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -52,7 +52,7 @@ class Config(SentenceConfig):
     """Also measure STS-B, and SICK, CISI, LISA and Cranfield if NCL_DATA contains them."""
     compare: bool = False
     """Also train sentence-transformers' CSR, once for each k, and measure PCA."""
-    csr_lr: float = 1e-3
+    csr_lr: float = 3e-3
     """Highest learning rate of CSR."""
     twin: bool = False
     """Also train the signed twin, with the same seed and budget."""
@@ -85,7 +85,7 @@ def main(cfg: Config) -> None:
         seed=cfg.seed,
     )
     models = {"ncl": model} | ({"twin": model.signed_twin()} if cfg.twin else {})
-    others = baselines(model, corpus, cfg) if cfg.compare else {}
+    others = baselines(model, corpus, cfg, cfg.csr_lr) if cfg.compare else {}
     for name, model in models.items():
         model.fit(corpus, replace(cfg, out=cfg.out / ("" if name == "ncl" else name)))
     if ncl.is_main():

@@ -110,10 +110,11 @@ class SparseIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k items of highest cosine similarity for each query, best first.
 
-        If fewer than k items share a dimension with the query, other ids are -1 with score 0.
+        If fewer than k items have a positive score, other ids are -1 with score 0.
 
         Args:
-            codes: One query or rows of queries.
+            codes: One query or rows of queries. Entries may be negative: dimensions that count
+                against an item.
             k: Number of items for each.
             within: Search only these ids: a filter.
             threads: Queries searched in parallel; all cores by default.
@@ -126,7 +127,7 @@ class SparseIndex:
         self._settle()
         if not any(block.live.any() for block in self._blocks):
             raise ValueError("the index is empty: add codes before searching")
-        z = self._rows(codes)
+        z = self._rows(codes, signed=True)
         empty = np.flatnonzero(np.diff(z.indptr) == 0)
         if len(empty):
             raise ValueError(
@@ -213,8 +214,8 @@ class SparseIndex:
             raise ValueError(f"{path} is damaged: {error}") from error
         return index
 
-    def _rows(self, codes: Any) -> csr_array:
-        z = unit_csr(codes)
+    def _rows(self, codes: Any, *, signed: bool = False) -> csr_array:
+        z = unit_csr(codes, signed=signed)
         if z.shape[1] != self.dims:
             raise ValueError(
                 f"this index has codes of {self.dims} dimensions; got {z.shape[1]}. "

@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ from ncl_multi.adapters.sentence.export import (
     export_onnx,
     export_sentence_transformers,
 )
-from ncl_multi.adapters.sentence.model import both_directions
+from ncl_multi.adapters.sentence.model import _for_few_entries, both_directions
 from ncl_multi.adapters.sentence.objective import (
     NonNegLoss,
     SentenceObjective,
@@ -37,8 +36,15 @@ from ncl_multi.adapters.sentence.objective import (
     at_each_k,
     contrast,
 )
-from ncl_multi.adapters.sentence.report import TextBenchmarks, baselines, principal_axes, quality
+from ncl_multi.adapters.sentence.report import (
+    Method,
+    TextBenchmarks,
+    baselines,
+    principal_axes,
+    quality,
+)
 from ncl_multi.data import stsb
+from ncl_multi.head import sparse_axes
 from ncl_multi.losses import correlation_loss, imitation
 from ncl_multi.training.neighbours import Neighbours, nearest
 
@@ -346,15 +352,13 @@ def test_csr_trains_and_gives_non_negative_codes():
 
 
 def test_csr_is_trained_on_the_same_examples_for_as_many_steps(tmp_path, capsys):
-    @dataclass(frozen=True)
-    class Config(SentenceConfig):
-        csr_lr: float = 1e-3
-
     model, corpus = tiny_model(), Corpus.of([(a, b) for a in SENTENCES for b in SENTENCES])
-    config = Config(out=tmp_path, k=(4, 8), steps=3, batch_size=12, device="cpu")
-    methods = baselines(model, corpus, config)
+    config = SentenceConfig(out=tmp_path, k=(4, 8), steps=3, batch_size=12, device="cpu")
+    methods = baselines(model, corpus, config, 1e-3)
     assert list(methods) == ["pca", "csr@4", "csr@8"]
-    assert (methods["csr@4"](torch.randn(3, 32)) >= 0).all()
+    code, weights = methods["csr@4"]
+    h = torch.randn(3, 32)
+    assert torch.equal(code(h), weights(h).relu())
     assert json.loads((tmp_path / "csr/8/config.json").read_text())["steps"] == 3
 
 
@@ -414,7 +418,8 @@ def test_short_codes_are_compared_with_the_whole():
     relevant = csr_array(torch.eye(30).numpy())
     pairs = {"own_test": (z, noisy, F.cosine_similarity(z, noisy))}
     judged = TextBenchmarks(pairs, {"texts": (z, noisy, relevant)})
-    figures = quality(judged, {"ours": lambda h: h, "fixed@4": lambda h: h}, (4, 16))
+    ours = Method(lambda h: h, lambda h: h - 0.5)
+    figures = quality(judged, {"ours": ours, "fixed@4": Method(lambda h: h)}, (4, 16))
     assert figures["dense"]["test"]["own_spearman"] == pytest.approx(1, abs=1e-3)
     assert figures["ours@16"]["test"]["own_spearman"] == pytest.approx(1, abs=1e-3)
     ours, truncated = figures["ours@4"]["test"], figures["truncated@4"]["test"]
@@ -423,6 +428,8 @@ def test_short_codes_are_compared_with_the_whole():
     assert [name for name in figures if name.startswith("fixed")] == ["fixed@4"]
     by_hand = ncl.metrics.ndcg_at_k(z, ncl.top_k(noisy, 4), relevant)
     assert ours["texts_ndcg_at_10_whole_query"] == pytest.approx(by_hand)
+    by_hand = ncl.metrics.ndcg_at_k(z - 0.5, ncl.top_k(noisy, 4), relevant)
+    assert ours["texts_ndcg_at_10_signed_query"] == pytest.approx(by_hand)
     assert "texts_ndcg_at_10_whole_query" not in truncated
 
 
@@ -433,12 +440,25 @@ def test_a_head_started_on_both_directions_keeps_the_leading_principal_axes(dims
     directions = both_directions(h - mean, dims)
     head.start_at(directions)
     head.centre_on(mean)
-    # What the directions say, put together again, is a multiple of the centred features.
+    # What the directions say, put together again, is a multiple of the centred features, along
+    # axes that count by the root of the root of one over their variance.
     rebuilt = head.train()(h) @ directions
     _, leading = principal_axes(h, dims // 2)
-    cosines = F.cosine_similarity(rebuilt, (h - mean) @ leading @ leading.T)
+    scaled = (h - mean) @ leading * ((h - mean) @ leading).var(dim=0) ** -0.25
+    cosines = F.cosine_similarity(rebuilt, scaled @ leading.T)
     torch.testing.assert_close(cosines, torch.ones(200), rtol=1e-4, atol=1e-4)
     assert both_directions(h - mean, 1).shape == (1, 8)
+
+
+def test_few_entries_contain_more_of_a_row_on_turned_axes():
+    torch.manual_seed(0)
+    x = F.normalize(torch.randn(400, 24).pow(3), dim=1)
+    mixed = x @ torch.linalg.qr(torch.randn(24, 24))[0]
+    before = sparse_axes(mixed, steps=1)
+    after = _for_few_entries(mixed, before)
+    torch.testing.assert_close(after @ after.T, torch.eye(24), rtol=1e-4, atol=1e-4)
+    few = [(mixed @ axes.T).square().topk(8).values.sum(dim=1).mean() for axes in (before, after)]
+    assert few[1] > few[0] + 0.01
 
 
 def test_the_stock_export_needs_nothing_of_ours(tmp_path):

@@ -146,6 +146,17 @@ def test_a_query_may_have_more_entries_than_the_head_keeps(model):
     assert int((model.encode(SENTENCES, dense=True) > 0).sum(dim=1).max()) == 5
 
 
+@pytest.mark.parametrize("k", [None, 5])
+def test_queries_are_the_head_before_its_activation(model, k):
+    whole = model.encode(SENTENCES, dense=True)
+    model.head.k = k
+    queries = torch.from_numpy(model.queries(SENTENCES).toarray())
+    assert bool((queries < 0).any())
+    torch.testing.assert_close(queries.norm(dim=1), torch.ones(len(SENTENCES)))
+    torch.testing.assert_close(F.normalize(queries.relu(), dim=1), whole)
+    assert model.queries([]).shape == (0, 64)
+
+
 def test_encoding_leaves_the_training_mode_as_it_was(model):
     model.train()
     model.encode(SENTENCES, progress=False)

@@ -28,12 +28,18 @@ def test_retrieval_is_a_share_of_what_the_whole_encoder_reaches():
     )
 
 
+def test_the_table_says_what_a_measure_is():
+    title = script("sentence")["_title"]
+    measures = ["stsb_spearman", "lisa_ndcg_at_10", "cranfield_ndcg_at_10_signed_query", "bytes"]
+    assert [*map(title, measures)] == ["STS-B", "LISA", "Cranfield, signed query", ""]
+
+
 def test_every_setting_that_is_compared_can_be_set():
     from dataclasses import fields
 
     from ncl_multi.adapters.sentence.config import SentenceConfig
 
-    known = {field.name for field in fields(SentenceConfig)} | {"dims", "data"}
+    known = {field.name for field in fields(SentenceConfig)} | {"dims", "data", "csr_lr"}
     assert all(set(setting) <= known for setting in script("choose_sentence")["COMPARED"])
 
 
@@ -63,12 +69,19 @@ def test_stock_mteb_judges_the_stock_export(tmp_path, monkeypatch, capsys):
     judged = Retrieval(SENTENCES, SENTENCES[:3], [[0], [1], [2]])
     made = {"own": tasks["retrieval_task"]("own", judged)}
     made["pairs"] = tasks["sts_task"]("pairs", SENTENCES, SENTENCES[::-1], [1.0, 2, 3, 4, 5, 0])
+    table = tmp_path / "kinds.csv"
+    rows = [f"{text},{row % 2}" for row, text in enumerate(SENTENCES * 20)]
+    table.write_text("\n".join(["text,label", *rows]))
+    made |= {name: tasks["task"](name) for name in (f"classes:{table}", f"clusters:{table}")}
     monkeypatch.setitem(tasks["main"].__globals__, "task", made.get)
-    tasks["main"](tasks["Config"](tmp_path, ("own", "pairs"), active=8))
+    tasks["main"](tasks["Config"](tmp_path, tuple(made), active=8))
     scores = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert scores["active"] == 8
     assert scores["own"]["ndcg_at_10"] == pytest.approx(1)
     assert -1 <= scores["pairs"]["cosine_spearman"] <= 1
+    # Texts of the test half are among those that were trained on.
+    assert scores[f"classes:{table}"]["accuracy"] > 0.6
+    assert 0 <= scores[f"clusters:{table}"]["v_measure"] <= 1
     with pytest.raises(FileNotFoundError, match="does not contain a SparseEncoder"):
         tasks["main"](tasks["Config"](tmp_path / "empty"))
     assert mteb.__version__

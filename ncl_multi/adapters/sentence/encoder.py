@@ -27,7 +27,7 @@ MODULES = (
     "Router",
 )  # fmt: skip
 """Modules of sentence-transformers that a saved encoder may have."""
-Pooling = Literal["mean", "cls", "last", "pooler", "own"]
+Pooling = Literal["mean", "cls", "last", "pooler", "own", "tokens"]
 Tower = Literal["text", "image"]
 
 # Their class token is normalised in the pooled output only.
@@ -59,6 +59,8 @@ class Encoder(nn.Module):
             )
         if isinstance(source, nn.Module):
             if hasattr(source, "preprocess"):
+                if pooling == "tokens":
+                    raise ValueError("pooling='tokens' takes the name or folder of an encoder")
                 return cls(source, source, "own", "text")
             if not hasattr(source, "config"):
                 raise ValueError(
@@ -78,6 +80,8 @@ class Encoder(nn.Module):
                 stock = _sentence_transformer(name, trust_remote_code)
                 return cls(stock, stock, "own", "text")
         tower = _tower(config, tower, name)
+        if pooling == "tokens" and tower != "text":
+            raise ValueError(f"pooling='tokens' needs a text encoder; {name} reads images")
         if model is None and tower == "text" and pooling in (None, "own") and _is_stock(name):
             stock = _sentence_transformer(name, trust_remote_code)
             return cls(stock, stock, "own", "text")
@@ -163,6 +167,11 @@ class Encoder(nn.Module):
             out = pick(**{name: inputs[name] for name in inputs_of_tower})
             return out if isinstance(out, Tensor) else out.pooler_output
         return pool(self.model(**inputs), inputs.get("attention_mask"), self.pooling)
+
+    def tokens(self, inputs: dict[str, Tensor]) -> list[Float[Tensor, "tokens width"]]:
+        """The tokens of each text of a batch, without padding."""
+        h = self.model(**inputs).last_hidden_state
+        return [rows[mask] for rows, mask in zip(h, inputs["attention_mask"].bool(), strict=True)]
 
     def save(self, folder: Path) -> None:
         """Write a folder that `load` reads."""

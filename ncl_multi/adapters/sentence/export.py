@@ -16,7 +16,7 @@ with needs("ncl-multi[sentence]"):
     from sentence_transformers import SentenceTransformer, SparseEncoder
     from sentence_transformers.base.modules import Dense, Transformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
 
 _POOLING = {"mean": "mean", "cls": "cls", "last": "lasttoken"}
 
@@ -28,6 +28,7 @@ def export_sentence_transformers(model: NonNegEncoder, folder: str | Path) -> Pa
     Normalisation is folded into the linear layer, `Dense` with ReLU. With `k`, the layer is the
     stock `SparseAutoEncoder`, the one stock module that keeps the largest entries; in
     `SparseEncoder`, `encode(..., max_active_dims=16)` then keeps fewer. Rows have unit length.
+    Codes of tokens end in the stock `SpladePooling`; only `SparseEncoder` cuts them to `k`.
     """
     folder = Path(folder)
     modules = stock_modules(model)
@@ -56,6 +57,11 @@ def stock_modules(model: NonNegEncoder) -> list[nn.Module]:
         )
     modules = _encoder_modules(model.encoder)
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if model.encoder.pooling == "tokens":
+        if model.head.hidden is not None or model.head.activation not in ("relu", "rep_relu"):
+            raise ValueError("sentence-transformers reads tokens with a linear layer and relu only")
+        dense = _dense(linear[0], nn.Identity(), "token_embeddings")
+        return [modules[0], dense, SpladePooling("max"), Normalize()]
     for layer in linear[:-1]:
         modules.append(_dense(layer, nn.ReLU()))
     if model.head.k is None:
@@ -73,6 +79,8 @@ def export_onnx(model: NonNegEncoder, path: str | Path) -> Path:
     """
     with needs("ncl-multi[onnx]"):
         import onnxruntime
+    if model.encoder.pooling == "tokens":
+        raise ValueError("codes of tokens have no ONNX graph; use export_sentence_transformers")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     model = model.eval().cpu()
@@ -110,21 +118,23 @@ class _Codes(nn.Module):
 def _encoder_modules(encoder: Encoder) -> list[Any]:
     if encoder.stock:
         return list(encoder.model.cpu().children())
-    if encoder.pooling not in _POOLING:
+    if encoder.pooling not in (*_POOLING, "tokens"):
         raise ValueError(f"sentence-transformers has no pooling {encoder.pooling!r}")
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         body = Transformer(folder)
-    return [body, Pooling(encoder.width, _POOLING[encoder.pooling])]
+    pooling = _POOLING.get(encoder.pooling)
+    return [body] if pooling is None else [body, Pooling(encoder.width, pooling)]
 
 
-def _dense(layer: nn.Linear, activation: nn.Module) -> Dense:
+def _dense(layer: nn.Linear, activation: nn.Module, reads: str = "sentence_embedding") -> Dense:
     return Dense(
         layer.in_features,
         layer.out_features,
         activation_function=activation,
         init_weight=layer.weight.detach(),
         init_bias=layer.bias.detach(),
+        module_input_name=reads,
     )
 
 

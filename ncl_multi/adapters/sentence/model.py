@@ -1,6 +1,6 @@
 """`wrap`: any Hugging Face encoder, of text or of images, with a non-negative head."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
+from scipy.sparse import csr_array, vstack
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import DataLoader
@@ -20,6 +21,7 @@ from ncl_multi.adapters.sentence.config import SentenceConfig
 from ncl_multi.adapters.sentence.corpus import Corpus, cached_features
 from ncl_multi.adapters.sentence.encoder import Encoder, Pooling, Tower, checked, length
 from ncl_multi.adapters.sentence.objective import SentenceObjective
+from ncl_multi.codes.features import to_csr
 from ncl_multi.data.towers import encoder_source
 from ncl_multi.head import Activation, HeadOptions, NonNegHead, sparse_axes
 from ncl_multi.model import SparseModel, check_fits
@@ -52,6 +54,7 @@ def wrap(
         pooling: `own` is the pooling the model was trained with: the modules of a
             sentence-transformers model, the last token of a decoder, the pooled output of CLIP.
             None takes it if there is one, else the mean of text tokens, or the class token.
+            `tokens` puts the head on every token, and a text's code has the largest entries.
         tower: `text` or `image`, for a model that has both, like CLIP.
         processor: Tokenizer or image processor of a loaded module; None loads the one that belongs
             to it.
@@ -70,7 +73,7 @@ def wrap(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = head.build(body.width)
-    return NonNegEncoder(body, built)
+    return _class(body.pooling)(body, built)
 
 
 class NonNegEncoder(
@@ -106,6 +109,23 @@ class NonNegEncoder(
         """Codes of a batch that `encoder.prepare` made."""
         return self.head(self.encoder(inputs))
 
+    def queries(
+        self, items: Any, *, batch_size: int | None = None, progress: bool = False
+    ) -> csr_array:
+        """Signed codes to search with: a dimension may also count against an item.
+
+        They are the head's output before its activation, as unit rows. What is searched stays
+        small and non-negative, so `SparseIndex.search` takes them, and finds more by them.
+        """
+        with self._evaluating():
+            head = self.head.fold()
+            weights = head[: -1 if self.head.k is None else -2]
+            parts = [csr_array((0, self.dims), dtype=np.float32)]
+            for h in self._embedded(items, batch_size, progress):
+                with torch.inference_mode():
+                    parts.append(to_csr(weights(h)))
+        return csr_array(vstack(parts, format="csr"))
+
     def options(self) -> dict[str, Any]:
         head = asdict(self.head.options) | {"in_dim": self.head.in_dim}
         return {"pooling": self.encoder.pooling, "tower": self.encoder.tower, "head": head}
@@ -118,13 +138,13 @@ class NonNegEncoder(
         )
         fresh = partial(_fresh_head, options["head"], encoder.width)
         check_fits(fresh, folder / "head.safetensors")
-        return cls(encoder, fresh())
+        return _class(encoder.pooling)(encoder, fresh())
 
     @classmethod
     def on_base(cls, base: str, options: dict[str, Any]) -> "NonNegEncoder":
         """A fresh head on an encoder that `wrap` takes by this name."""
         encoder = Encoder.load(encoder_source(base), options["pooling"], options["tower"])
-        return cls(encoder, _fresh_head(options["head"], encoder.width))
+        return _class(encoder.pooling)(encoder, _fresh_head(options["head"], encoder.width))
 
     def base_part(self) -> nn.Module:
         """The encoder."""
@@ -152,16 +172,9 @@ class NonNegEncoder(
         k = self.head.k
         ks = config.k or (None if k is None else (*(n for n in _KS if n < k), k))
         h = cached_features(self, corpus.sentences, config.precision)
-        if self.head.hidden_dim is None and config.start != "random":
-            mean = h.mean(dim=0)
-            if config.start == "axes":
-                self.head.start_at(both_directions(h - mean, self.head.out_dim))
-            else:
-                self.head.start_on(h - mean, config.start)
-            self.head.centre_on(mean)
         # In training codes are not cut here: the objective cuts them to each k.
         self.head.k = None
-        objective = SentenceObjective(self if config.finetune else self.head, corpus, h, ks, config)
+        objective = self._objective(corpus, h, ks, config)
         loader = DataLoader(
             Rows(corpus.examples), config.batch_size, collate_fn=Rows.together, drop_last=True
         )
@@ -174,14 +187,34 @@ class NonNegEncoder(
         self.encoder.to(self.device)
         return {"data": corpus.name, "sentences": len(corpus.sentences)}
 
-    def _embedded(self, items: Any, batch_size: int | None, progress: bool) -> Iterator[Tensor]:
+    def _objective(self, corpus: Corpus, h: Tensor, ks: Any, config: Any) -> SentenceObjective:
+        """The objective, after the head was started."""
+        if self.head.hidden_dim is None and config.start != "random":
+            mean = h.mean(dim=0)
+            if config.start == "axes":
+                self.head.start_at(both_directions(h - mean, self.head.out_dim))
+            else:
+                self.head.start_on(h - mean, config.start)
+            self.head.centre_on(mean)
+        return SentenceObjective(self if config.finetune else self.head, corpus, h, ks, config)
+
+    def _embedded(
+        self,
+        items: Any,
+        batch_size: int | None,
+        progress: bool,
+        read: Callable[[list[Any]], Tensor] | None = None,
+        join: Callable[[Tensor, np.ndarray, int], Tensor] | None = None,
+    ) -> Iterator[Tensor]:
+        """What `read` makes of items, by default their features; passages joined by their mean."""
+        read, join = read or self._features, join or _means
         if isinstance(items, str | bytes):
             raise ValueError("encode takes a list of items; got one string: put it in a list")
         size = batch_size or 64
         total = len(items) if hasattr(items, "__len__") else None
-        read = enumerate(items)
+        numbered = enumerate(items)
         with tqdm(total=total, unit="item", disable=not progress, delay=2) as bar:
-            while window := list(islice(read, size * self.window)):
+            while window := list(islice(numbered, size * self.window)):
                 ready = [checked(row, item, self.encoder.tower) for row, item in window]
                 pieces, owners = self._pieces(ready)
                 # Longest first: a batch that does not fit in memory fails at once.
@@ -190,7 +223,7 @@ class NonNegEncoder(
                 for start in range(0, len(pieces), size):
                     rows = order[start : start + size]
                     with torch.inference_mode():
-                        h = self._features([pieces[row] for row in rows])
+                        h = read([pieces[row] for row in rows])
                     bad = (~h.isfinite().all(dim=1)).nonzero()
                     if len(bad):
                         row = window[owners[rows[int(bad[0])]]][0]
@@ -199,7 +232,7 @@ class NonNegEncoder(
                     done = (start + len(rows)) * len(window) // len(pieces)
                     bar.update(done - reported)
                     reported = done
-                yield _means(torch.cat(parts)[np.argsort(order)], owners, len(window))
+                yield join(torch.cat(parts)[np.argsort(order)], owners, len(window))
 
     def _pieces(self, items: list[Any]) -> tuple[list[Any], np.ndarray]:
         """Inputs of the encoder, long texts in passages, and the row that each belongs to."""
@@ -221,6 +254,15 @@ class NonNegEncoder(
         return {"items": list(items)} if self.encoder.tower == "text" else {}
 
 
+def _class(pooling: Pooling) -> type[NonNegEncoder]:
+    """The class of models with this pooling."""
+    if pooling != "tokens":
+        return NonNegEncoder
+    from ncl_multi.adapters.sentence.tokens import NonNegTokens
+
+    return NonNegTokens
+
+
 def _fresh_head(options: dict[str, Any], width: int) -> NonNegHead:
     # Version 0.1 called the width of the codes out_dim.
     head_options = {name: value for name, value in options.items() if name != "in_dim"}
@@ -239,7 +281,8 @@ def both_directions(
     """`dims` directions: both of half as many axes, along which the features are sparse.
 
     The axes turn within the leading principal axes: what the others hold would only take entries
-    from the rest. They are those of `most` random rows.
+    from the rest. Those of little variance are lengthened, by its eighth root, so that a few broad
+    ones do not take the first entries of every row. They are those of `most` random rows.
 
     Example:
         >>> x = torch.tensor([[3.0, 0.0, 0.1], [0.0, 2.0, 0.0], [-3.0, 0.0, 0.0], [0.0, -2.0, 0.0]])
@@ -250,10 +293,31 @@ def both_directions(
                 [0., 1., 0.]])
     """
     sample = x if len(x) <= most else x[torch.randperm(len(x))[:most]]
-    principal = torch.linalg.eigh(sample.T @ sample).eigenvectors.flip(1)
-    leading = principal[:, : max(1, dims // 2)]
-    axes = sparse_axes(sample @ leading) @ leading.T
+    variances, principal = torch.linalg.eigh(sample.T @ sample)
+    variances, principal = variances.flip(0)[: max(1, dims // 2)], principal.flip(1)
+    # Rows of few kinds have axes without variance.
+    variances = variances.clamp_min(1e-6 * variances[0]) / variances[0]
+    leading = principal[:, : len(variances)] * variances**-0.125
+    turned = normalize(sample @ leading, dim=1)
+    axes = _for_few_entries(turned, sparse_axes(turned)) @ leading.T
     return torch.cat([axes, -axes])[:dims]
+
+
+def _for_few_entries(
+    x: Float[Tensor, "n d"], axes: Float[Tensor, "d d"], steps: int = 20
+) -> Float[Tensor, "d d"]:
+    """The axes turned so that few entries of a row contain more of it, on average over several k.
+
+    Each step is the best rotation of the rows towards what their largest entries say.
+    """
+    ks = [k for k in _KS[:4] if k < len(axes)]
+    for _ in range(steps if ks else 0):
+        entries = x @ axes.T
+        largest = entries.abs().topk(ks[-1], dim=1).values
+        kept = torch.stack([entries * (entries.abs() >= largest[:, [k - 1]]) for k in ks])
+        left, _, right = torch.linalg.svd(kept.sum(dim=0).T @ x)
+        axes = left @ right
+    return axes
 
 
 def _means(h: Tensor, owners: np.ndarray, count: int) -> Tensor:

@@ -210,4 +210,9 @@ class SparseAutoencoder(nn.Module):
     @torch.no_grad()
     def codes(self, h: Float[Tensor, "n width"]) -> Codes:
         """Codes before they are cut: the k largest entries of a row are what it serves."""
-        return F.relu(self.body.encode_pre_act(h))
+        return F.relu(self.weights(h))
+
+    @torch.no_grad()
+    def weights(self, h: Float[Tensor, "n width"]) -> Float[Tensor, "n d"]:
+        """What codes are before ReLU."""
+        return self.body.encode_pre_act(h)

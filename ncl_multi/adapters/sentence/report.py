@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,14 @@ COLLECTIONS = ("cisi", "lisa", "cranfield")
 
 Coder = Callable[[Tensor], Tensor]
 Figures = dict[str, dict[str, float]]
+
+
+class Method(NamedTuple):
+    """Codes of features, and the signed weights of dimensions for a query, if there are any."""
+
+    code: Coder
+    weights: Coder | None = None
+
 
 # Methods that keep the first k dimensions, the same for all texts.
 _ORDERED = ("truncated", "pca")
@@ -92,12 +100,14 @@ class TextBenchmarks:
         return cls(compared, searched)
 
     @torch.no_grad()
-    def row(self, code: Coder, k: int | None, *, ordered: bool = False) -> Figures:
+    def row(self, method: Method, k: int | None, *, ordered: bool = False) -> Figures:
         """Quality with k active entries, or the first k dimensions if they are `ordered`, by split.
 
-        Spearman for pairs, nDCG@10 for what is searched: with k entries on both sides, and with
-        whole queries (`_whole_query`), which need no storage. None measures whole codes.
+        Spearman for pairs, nDCG@10 for what is searched: with k entries on both sides, with whole
+        queries (`_whole_query`) and with signed ones (`_signed_query`), which need no storage
+        either. None measures whole codes.
         """
+        code, weights = method
         figures: Figures = {}
         for name, (first, second, scores) in self.pairs.items():
             za, zb = (_cut(code(h), k, ordered) for h in (first, second))
@@ -112,13 +122,16 @@ class TextBenchmarks:
             if k is not None and not ordered:
                 whole = ndcg_at_k(_cut(query_codes, None, False), stored, relevant)
                 row[f"{name}_ndcg_at_10_whole_query"] = whole
+                if weights is not None:
+                    signed = ndcg_at_k(weights(queries), stored, relevant)
+                    row[f"{name}_ndcg_at_10_signed_query"] = signed
         return figures
 
 
 def write_report(
     models: Mapping[str, NonNegEncoder],
     corpus: Corpus,
-    others: Mapping[str, Coder],
+    others: Mapping[str, Method],
     out: Path,
     *,
     benchmarks: bool = False,
@@ -168,27 +181,29 @@ def write_report(
     return figures
 
 
-def whole_codes(model: NonNegEncoder) -> Coder:
-    """The head without the cut to its k."""
+def whole_codes(model: NonNegEncoder) -> Method:
+    """The head without the cut to its k, and without its activation."""
     folded = model.head.fold().cpu()
-    return folded if model.head.k is None else folded[:-1]
+    whole = folded if model.head.k is None else folded[:-1]
+    return Method(whole, whole[:-1])
 
 
 def quality(
-    judged: TextBenchmarks, methods: Mapping[str, Coder], active: Sequence[int] = ACTIVE
+    judged: TextBenchmarks, methods: Mapping[str, Method], active: Sequence[int] = ACTIVE
 ) -> dict[str, Figures]:
     """Figures of `<method>@<k>` by split, of the whole encoder (`dense`) and its first k features.
 
     A method whose name ends in `@<k>` was trained for this k and is measured only there.
     """
-    figures = {"dense": judged.row(_same, None)}
-    for name, code in {"truncated": _same, **methods}.items():
+    figures = {"dense": judged.row(Method(_same), None)}
+    for name, coder in {"truncated": Method(_same), **methods}.items():
+        code = coder.code
         method, _, trained_for = name.partition("@")
         ordered = method in _ORDERED
         for k in (int(trained_for),) if trained_for else active:
             if k > _width(judged, code):
                 continue
-            row = judged.row(code, k, ordered=ordered)
+            row = judged.row(coder, k, ordered=ordered)
             # A float32 value and, for sparse codes, the index of its dimension.
             row["test"]["bytes"] = k * (4.0 if ordered else 6.0)
             if (took := _search_ms(judged, code, k, ordered)) is not None:
@@ -197,13 +212,15 @@ def quality(
     return figures
 
 
-def baselines(model: NonNegEncoder, corpus: Corpus, config: Any) -> dict[str, Coder]:
+def baselines(
+    model: NonNegEncoder, corpus: Corpus, config: Any, csr_lr: float
+) -> dict[str, Method]:
     """CSR at each k and PCA on the same texts; CSR with the same examples and number of steps."""
     from ncl_multi.training import fit as loop
 
     h = cached_features(model, corpus.sentences, config.precision)
     mean, axes = principal_axes(h, max(ACTIVE))
-    methods: dict[str, Coder] = {"pca": lambda h: (h - mean) @ axes}
+    methods = {"pca": Method(lambda h: (h - mean) @ axes)}
     size = min(config.batch_size, len(corpus.examples))
     loader = DataLoader(Rows(corpus.examples), size, collate_fn=Rows.together, drop_last=True)
     examples = Examples(h, config)
@@ -216,9 +233,9 @@ def baselines(model: NonNegEncoder, corpus: Corpus, config: Any) -> dict[str, Co
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             csr = SparseAutoencoder(h.shape[1], model.dims, k)
-        trained = replace(config, out=config.out / f"csr/{k}", lr=config.csr_lr, ema=None)
+        trained = replace(config, out=config.out / f"csr/{k}", lr=csr_lr, ema=None)
         loop.fit(loop.StepObjective(csr, step), loader, trained, fingerprint=corpus.fingerprint())
-        methods[f"csr@{k}"] = csr.cpu().codes
+        methods[f"csr@{k}"] = Method(csr.cpu().codes, csr.weights)
     return methods
 
 
