@@ -5,7 +5,7 @@ Flickr8k the last 1,000 training images; the splits that the recipe reports are 
 
 Usage:
     python evals/choose_clip.py
-    python evals/choose_clip.py --change dims=512 k=10
+    python evals/choose_clip.py --change dims=384 k=7
     NCL_DATA=<folder> python evals/choose_clip.py --data flickr8k --change dims=4096 k=82
 """
 
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from ncl_multi.adapters.clip.pairs import Pairs
 
 RECIPE: dict[str, Any] = {
-    "image_size": 160, "dims": 384, "k": 7, "start": "clusters", "spectral": 10.0,
-    "dropout": 0.5, "temperature": 0.05, "min_temperature": 0.03, "lr": 3e-3, "steps": 168,
+    "image_size": 160, "dims": 200, "k": 4, "start": "clusters", "spectral": 10.0,
+    "dropout": 0.5, "temperature": 0.05, "min_temperature": 0.03, "lr": 3e-3, "steps": 336,
 }  # fmt: skip
 """The recipe's settings, which a change starts from; `activation` and `contrast` may be changed."""
 
 COMPARED: tuple[dict[str, Any], ...] = (
     {},
+    {"dims": 160, "k": 3},
     {"dims": 256, "k": 5},
-    {"dims": 512, "k": 10},
+    {"dims": 384, "k": 7},
     {"dims": 1024, "k": 16},
+    {"steps": 168},
     {"spectral": 5.0},
     {"spectral": 0.0},
     {"start": "random", "spectral": 0.0},

@@ -13,6 +13,7 @@ import numpy as np
 import tyro
 
 from ncl_multi.codes.features import Features
+from ncl_multi.files import read_json
 from ncl_multi.log import show_messages
 from ncl_multi.metrics import matched_dims, readable_dims
 from ncl_multi.report import print_json, table
@@ -30,8 +31,9 @@ class Config:
     """File for the rows as JSON; none to print them only."""
 
 
-def evaluate(first: Features, second: Features) -> dict[str, Any]:
+def evaluate(first_path: Path, second_path: Path) -> dict[str, Any]:
     """Return one row of the report: the mean correlation of the matches and how it spreads."""
+    first, second = Features.load(first_path), Features.load(second_path)
     if first.items is not None and second.items is not None and first.items != second.items:
         raise ValueError("the two files contain different items; stability needs the same rows")
     _, _, correlations = matched_dims(first.z, second.z)
@@ -42,8 +44,16 @@ def evaluate(first: Features, second: Features) -> dict[str, Any]:
         "stability": float(correlations.mean()),
         "median": float(np.median(correlations)),
         "above_.8": float((correlations > 0.8).mean()),
-        "seeds": [features.about.get("seed") for features in (first, second)],
+        "seeds": [seed_of(first, first_path), seed_of(second, second_path)],
     }
+
+
+def seed_of(features: Features, path: Path) -> int | None:
+    """The seed that features were made with: they say it, or the config of their run does."""
+    config = path.parent.parent / "config.json"
+    if "seed" in features.about or not config.exists():
+        return features.about.get("seed")
+    return read_json(config).get("seed")
 
 
 def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
@@ -65,10 +75,7 @@ def pairs(first: Path, second: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def main(cfg: Config) -> None:
-    rows = {
-        name: evaluate(*map(Features.load, files))
-        for name, files in pairs(cfg.first, cfg.second).items()
-    }
+    rows = {name: evaluate(*files) for name, files in pairs(cfg.first, cfg.second).items()}
     table(f"Do {cfg.first} and {cfg.second} find the same dimensions?", rows)
     whole = {"first": str(cfg.first), "second": str(cfg.second), "files": rows}
     print_json(whole, cfg.out)

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from ncl_multi import NonNegHead, info_nce, top_k
-from ncl_multi.head import SIGNED, k_means
+from ncl_multi.head import SIGNED, joined_clusters, k_means, ward
 from ncl_multi.norm import SharedNorm
 
 FORMULAS = {
@@ -343,6 +343,59 @@ def test_equal_rows_make_one_cluster_and_more_are_not_invented():
     assert torch.allclose(k_means(x, 1), x.mean(dim=0, keepdim=True), atol=1e-5)
     with pytest.raises(ValueError, match="0 rows"):
         k_means(x[:0], 2)
+
+
+def spread(rows):
+    """The squared distances of rows to their mean."""
+    return (rows - rows.mean(dim=0)).square().sum().item()
+
+
+def ward_by_hand(clusters, k):
+    """Join the two lists of rows whose union spreads more than both by the least."""
+    clusters = list(clusters)
+    while len(clusters) > k:
+        pairs = [(i, j) for i in range(len(clusters)) for j in range(i)]
+        rises = {
+            (i, j): spread(torch.cat([clusters[i], clusters[j]]))
+            - spread(clusters[i])
+            - spread(clusters[j])
+            for i, j in pairs
+        }
+        i, j = min(rises, key=rises.get)
+        clusters[j] = torch.cat([clusters[i], clusters[j]])
+        del clusters[i]
+    return torch.stack([rows.mean(dim=0) for rows in clusters])
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_ward_joins_the_clusters_whose_rows_spread_least(k):
+    torch.manual_seed(k)
+    clusters = [
+        torch.randn(count, 3, dtype=torch.float64) + 5 for count in (1, 2, 3, 1, 4, 2, 1, 5)
+    ]
+    centres = torch.stack([rows.mean(dim=0) for rows in clusters])
+    got = ward(centres, torch.tensor([len(rows) for rows in clusters]), k)
+    expected = ward_by_hand(clusters, k)
+    assert got.shape == expected.shape
+    match = torch.cdist(expected, got).argmin(dim=1)
+    assert match.unique().numel() == k
+    torch.testing.assert_close(got[match], expected)
+
+
+def test_ward_takes_empty_clusters_for_nothing():
+    centres = torch.tensor([[0.0], [9.0], [3.0], [8.0]], dtype=torch.float64)
+    got = ward(centres, torch.tensor([1, 0, 2, 1]), 2)
+    assert got.sort(dim=0).values[:, 0].tolist() == pytest.approx([2, 8], abs=1e-6)
+    assert ward(centres, torch.tensor([1, 0, 2, 1]), 9).equal(centres)
+
+
+def test_joined_clusters_are_those_that_are_there_and_no_more_than_the_rows_allow():
+    torch.manual_seed(0)
+    x, y = blobs(5, 40)
+    centres = joined_clusters(x, 5)
+    means = torch.stack([x[y == kind].mean(dim=0) for kind in range(5)])
+    torch.testing.assert_close(centres[torch.cdist(means, centres).argmin(dim=1)], means)
+    assert joined_clusters(torch.eye(4)[torch.arange(12) % 4], 8).shape == (4, 4)
 
 
 def test_a_head_that_starts_on_clusters_fires_one_dimension_most_for_each():

@@ -183,6 +183,18 @@ def belongs(name: str, features: Features, row: int) -> bool:
     return any(f" {_key(term)} " in f" {text} " for term in terms if _key(term))
 
 
+def without_endings(name: str) -> str:
+    """The words of a name without their endings: equal for names that say the same.
+
+    Example:
+        >>> without_endings("Buildings") == without_endings("building")
+        True
+        >>> without_endings("class 1") == without_endings("class 2")
+        False
+    """
+    return " ".join(map(_stem, re.findall(r"[^\W_]+", name.lower()))) or name
+
+
 def _names(strongest: csr_array, terms: _Terms, words: int | None) -> list[_Name]:
     """The best terms of each dimension, and more terms for dimensions with the same name.
 
@@ -203,15 +215,18 @@ def _names(strongest: csr_array, terms: _Terms, words: int | None) -> list[_Name
 
 
 def _named_by_an_item(names: Sequence[_Name], strongest: csr_array, terms: _Terms) -> list[str]:
-    """Names; of equal ones, all but the best fitting get a word of their own items."""
+    """Names; of equal ones, all but the best fitting get a word of their own items.
+
+    Equal are also a class and its word, as "buildings" and "building".
+    """
     texts = [name.text for name in names]
     if not terms.spellings:
         return texts
-    taken, usual = Counter(texts), terms.held.mean(axis=0)
+    taken, usual = Counter(map(without_endings, texts)), terms.held.mean(axis=0)
     shares = csr_array(strongest @ terms.held)
     for dim in sorted(range(len(names)), key=lambda dim: names[dim].fit):
         text = texts[dim]
-        if not text or taken[text] < 2:
+        if not text or taken[without_endings(text)] < 2:
             continue
         entries = slice(*shares.indptr[dim : dim + 2])
         term, share = shares.indices[entries], shares.data[entries]
@@ -223,10 +238,10 @@ def _named_by_an_item(names: Sequence[_Name], strongest: csr_array, terms: _Term
             for n in term[np.lexsort((term, -score))[: np.count_nonzero(score)]]
             if inside.isdisjoint(_key(terms.spellings[n]).split())
         )
-        new = next((name for name in longer if name not in taken), None)
+        new = next((name for name in longer if without_endings(name) not in taken), None)
         if new is not None:
-            taken[text] -= 1
-            taken[new] += 1
+            taken[without_endings(text)] -= 1
+            taken[without_endings(new)] += 1
             texts[dim] = new
     return texts
 

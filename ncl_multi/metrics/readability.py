@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import MIXED, belongs, name_dimensions
+from ncl_multi.codes.names import MIXED, belongs, name_dimensions, without_endings
 from ncl_multi.metrics.activity import class_consistency
 from ncl_multi.metrics.codes import (
     Codes,
@@ -352,8 +352,8 @@ def naming(names: Sequence[str], features: Features, *, seed: int = 0) -> dict[s
     """How good names are, over readable dimensions; best judged on items they were not made from.
 
     Returns `named`, the share of dimensions with a name other than "mixed"; and of those
-    `names_once`, the share whose name no other has, `name_fit`, the mean of that measure, and
-    `name_chance`, what it would be for 10 random items.
+    `names_once`, the share whose name no other has, "dogs" and "dog" being one, `name_fit`, the
+    mean of that measure, and `name_chance`, what it would be for 10 random items.
 
     Example:
         >>> features = Features(torch.eye(2).repeat(6, 1), items=["a dog", "a cat"] * 6)
@@ -368,12 +368,12 @@ def naming(names: Sequence[str], features: Features, *, seed: int = 0) -> dict[s
     figures = {"named": len(named) / int(readable_dims(features.z).sum())}
     if not len(named):
         return figures
-    count = Counter(names[dim] for dim in named)
+    count = Counter(without_endings(names[dim]) for dim in named)
     drawn = np.random.default_rng(seed).integers(0, len(features), (len(named), _STRONGEST))
     pairs = zip(named, drawn.tolist(), strict=True)
     chance = [belongs(names[dim], features, row) for dim, rows in pairs for row in rows]
     return figures | {
-        "names_once": float(np.mean([count[names[dim]] == 1 for dim in named])),
+        "names_once": float(np.mean([count[without_endings(names[dim])] == 1 for dim in named])),
         "name_fit": float(fit[named].mean()),
         "name_chance": float(np.mean(chance)),
     }

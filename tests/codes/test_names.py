@@ -141,6 +141,18 @@ def test_equal_names_get_a_word_of_their_strongest_items():
     assert name_dimensions(labelled, words=1) == ["dogs", "dogs", "trees"]
 
 
+def test_a_class_and_its_word_are_equal_names():
+    words = ["building, bank", "building, school", "building, hotel", "building, house"]
+    others = ["tent", "tent", "castle", "tower"]
+    features = fired_by(words, others, ["oak", "elm", "fir", "ash"] * 2)
+    y = torch.tensor([0] * 4 + [1] * 4 + [2] * 8)
+    classes = ["places", "buildings", "trees"]
+    names = name_dimensions(Features(features.z, y, features.items, {"classes": classes}))
+    assert names[2] == "trees"
+    assert sorted(name.split(": ")[0] for name in names[:2]) == ["building", "buildings"]
+    assert sum(": " in name for name in names) == 1
+
+
 def test_a_class_names_where_it_holds_for_clearly_more_than_a_word():
     walkers = ["dog walk", "dog walk", "walk", "walk", "walk", "collie", "boxer", "terrier"]
     features = fired_by(walkers, ["oak", "elm", "fir", "ash"] * 4)

@@ -101,6 +101,18 @@ def test_stability_matches_two_runs_and_their_twins(run, tmp_path):
     assert row["files"]["test"]["stability"] == pytest.approx(1)
 
 
+def test_stability_reads_seeds_from_configs_where_features_do_not_say_them(run, tmp_path):
+    for seed, name in enumerate("ab"):
+        Features(torch.eye(4).repeat(15, 1)).save(tmp_path / name / "features/test.safetensors")
+        (tmp_path / name / "config.json").write_text(json.dumps({"seed": seed}))
+    (row,), _ = run("stability", tmp_path / "a", tmp_path / "b")
+    assert row["files"]["test"]["seeds"] == [0, 1]
+    for name in "ab":
+        (tmp_path / name / "config.json").unlink()
+    (row,), _ = run("stability", tmp_path / "a", tmp_path / "b")
+    assert row["files"]["test"]["seeds"] == [None, None]
+
+
 def test_stability_refuses_runs_that_cannot_be_compared(run, tmp_path):
     save(tmp_path / "a")
     save(tmp_path / "b", name="other")

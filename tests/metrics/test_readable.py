@@ -241,6 +241,17 @@ def test_what_does_not_apply_says_why(form):
     assert "intruder_embeddings" in got.figures
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_dead_dimensions_lower_their_share_and_no_other_measure(form):
+    z, y = random_codes(), torch.arange(40) % 3
+    padded = torch.cat([z, z.new_zeros(len(z), z.shape[1])], dim=1)
+    alone, got = (metrics.readable(form(codes), y) for codes in (z, padded))
+    assert got.left_out == alone.left_out
+    share = alone.figures.pop("readable_dims")
+    assert got.figures.pop("readable_dims") == share / 2
+    assert got.figures == pytest.approx(alone.figures, rel=1e-9)
+
+
 def test_dimensions_without_an_intruder_are_left_out():
     with pytest.raises(NotMeasurableError, match="only one is readable"):
         metrics.intruder(torch.ones(10, 1), torch.arange(10))

@@ -102,7 +102,7 @@ def test_a_run_on_captioned_pictures_shows_all_of_them_and_says_which_it_learnt_
     assert "left out 1 of 36 pictures" in told
     assert "left out 1 of 4 pictures" in told
     assert "k lowered from 8 to 4" in told
-    assert "dims lowered from 384 to 10: there are 36 images with captions" in told
+    assert "dims lowered from 200 to 10: there are 36 images with captions" in told
     assert "19.png" in told
     shown = ncl.Features.load(out / "features" / "all_image_head.safetensors")
     assert shown.split_of() == ["train"] * 35 + ["test"] * 3

@@ -22,6 +22,6 @@ class ClipConfig(TrainConfig):
     workers: int = 0
     """Processes that decode images while the towers train."""
     free: ClassVar[tuple[str, ...]] = (*TrainConfig.free, "cache", "workers")
-    epochs: int = 12
+    epochs: int = 24
     batch_size: int = 512
     lr: float = 3e-3

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ncl_multi.head import Activation, NonNegHead, k_means, top_k
+from ncl_multi.head import Activation, NonNegHead, joined_clusters, top_k
 from ncl_multi.losses import InfoNCE, imitation_and_contrast, info_nce, normalize_rows, spectral
 
 Scalar = Float[Tensor, ""]
@@ -128,18 +128,18 @@ class ClipHeads(nn.Module):
         """Let each dimension start on one cluster of pairs, after `centre`.
 
         A pair is an image next to the mean of its captions; `links` are rows of (image, caption).
-        Each head starts on its half of the centres of `k_means`, so that from the first step a
-        dimension fires for the same things in images and in texts. A shared head starts on clusters
-        of both sides in one space.
+        Each head starts on its half of the centres of `joined_clusters`, so that from the first
+        step a dimension fires for the same things in images and in texts. A shared head starts on
+        clusters of both sides in one space.
         """
         image, caption = links.T.to(h_image.device)
         paired = (_unit(h_text) - self.text_mean)[caption]
         total = paired.new_zeros(len(h_image), paired.shape[1]).index_add_(0, image, paired)
         sides = F.normalize(_unit(h_image) - self.image_mean, dim=1), F.normalize(total, dim=1)
         if self.text is None:
-            self.image.start_on(torch.cat(sides), "clusters")
+            self.image.start_at(joined_clusters(torch.cat(sides), self.image.out_dim))
             return
-        centres = k_means(torch.cat(sides, dim=1), self.image.out_dim)
+        centres = joined_clusters(torch.cat(sides, dim=1), self.image.out_dim)
         width = h_image.shape[1]
         self.image.start_at(centres[:, :width])
         self.text.start_at(centres[:, width:])

@@ -54,7 +54,7 @@ class NonNegClip(
         towers: A name, see `load_towers`, or `Towers` of your own.
         dims: Number of non-negative dimensions.
         seed: Seed of the initial weights.
-        options: Options of `ClipHeads`. Unless they are given, k is 7, or 2 % of more than 384
+        options: Options of `ClipHeads`. Unless they are given, k is 4, or 2 % of more than 200
             dimensions, the spectral loss weighs 10, half of the features are dropped in training,
             and the temperature starts at .05, not below .03.
     """
@@ -64,14 +64,14 @@ class NonNegClip(
     config_type = ClipConfig
 
     def __init__(
-        self, towers: str | Towers = DEMO, dims: int = 384, *, seed: int = 0, **options: Any
+        self, towers: str | Towers = DEMO, dims: int = 200, *, seed: int = 0, **options: Any
     ):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.towers = load_towers(towers) if isinstance(towers, str) else towers
             widths = self.towers.image_dim, self.towers.text_dim
-            options = _DEFAULTS | {"k": min(max(7, dims // 50), dims)} | options
+            options = _DEFAULTS | {"k": min(max(4, dims // 50), dims)} | options
             self.heads = ClipHeads(*widths, dims, **options)
 
     def forward(
