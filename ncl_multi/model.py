@@ -179,6 +179,11 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         return self._heads()[0].out_dim
 
     @property
+    def k(self) -> int | None:
+        """Entries that a code keeps; None for all that are not zero."""
+        return self._heads()[0].k
+
+    @property
     def device(self) -> torch.device:
         """Where the head is."""
         return self._heads()[0].out.weight.device
@@ -306,9 +311,10 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     def card(self, call: str, figures: dict[str, Any] | None = None) -> str:
         """The model card; `call` is the code that loads the model."""
         figures = self.figures if figures is None else figures
+        head = self._heads()[0]
         about = {
             "encoder": self._encoder_name(), "dimensions": self.dims,
-            "head": self._heads()[0].extra_repr(),
+            "head": f"activation={head.activation!r}, density={head.density}, k={self.k}",
         }  # fmt: skip
         return _CARD.format(
             metadata=self._hub_mixin_info.model_card_data.to_yaml(),
