@@ -156,12 +156,6 @@ def test_weights_of_edges_go_with_their_edges_and_half_hop_refuses_them():
 # Sampling
 
 
-def test_all_neighbours_of_two_hops_give_the_codes_of_the_whole_graph(graph):
-    model = NonNegGraph(16, in_dim=150, width=8)
-    whole = model.encode(graph, dense=True)
-    assert torch.allclose(model.encode(graph, dense=True, batch_size=7), whole, atol=1e-6)
-
-
 def test_sampled_neighbours_are_true_distinct_and_no_more_than_asked(graph):
     torch.manual_seed(0)
     seeds = torch.tensor([25, 3, 14])
@@ -249,6 +243,41 @@ def test_rows_choose_the_nodes_that_are_coded(graph):
     za, zb = model(view_of_all, view_of_all, rows=rows)
     assert torch.equal(za, zb)
     assert torch.allclose(za, model(view_of_all)[0][rows], atol=1e-6)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_layer_by_layer_gives_the_codes_of_the_whole_graph(encoder, words, directed):
+    torch.manual_seed(0)
+    x = (torch.rand(50, 40) < 0.02).float() if words else torch.randn(50, 40)
+    edges = torch.randint(45, (2, 150)).unique(dim=1)  # the last nodes have no edges
+    weights = {
+        "gcn": {"edge_weight": torch.rand(edges.shape[1])},
+        "gat": {"edge_attr": torch.rand(edges.shape[1], 3)},
+    }
+    data = Data(x=x, edge_index=edges, **weights.get(encoder, {}))
+    edge_dim = 3 if encoder == "gat" else None
+    model = NonNegGraph(
+        16, in_dim=40, encoder=encoder, width=8, directed=directed, edge_dim=edge_dim
+    )
+    whole = model.embed(data)
+    for block in (1, 7, 50):
+        assert torch.allclose(model.embed(data, batch_size=block), whole, atol=1e-6)
+
+
+def test_a_graph_that_is_too_large_is_encoded_layer_by_layer(graph, monkeypatch):
+    model = NonNegGraph(16, in_dim=150, width=8)
+    whole = model.embed(graph)
+    monkeypatch.setattr("ncl_multi.adapters.graph.config.WHOLE", 29)
+    monkeypatch.setattr("ncl_multi.adapters.graph.model._BLOCK", 4)
+    monkeypatch.delattr(NonNegGraph, "_encode")
+    assert torch.allclose(model.embed(graph), whole, atol=1e-6)
+
+
+def test_an_encoder_of_ones_own_takes_the_whole_graph(graph):
+    model = NonNegGraph(16, in_dim=150, encoder=OneLayer(), width=8)
+    assert torch.equal(model.embed(graph, batch_size=7), model.embed(graph))
 
 
 class OneLayer(nn.Module):

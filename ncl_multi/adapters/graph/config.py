@@ -113,8 +113,13 @@ def rule(nodes: int, edges: int) -> Settings:
         k=active(dims),
         steps=100 if nodes <= 10_000 else 60,
         lr=1e-3,
-        neighbors=None if nodes <= WHOLE and edges <= _WHOLE_EDGES else (10, 5),
+        neighbors=None if fits_whole(nodes, edges) else (10, 5),
     )
+
+
+def fits_whole(nodes: int, edges: int) -> bool:
+    """Whether a graph is small enough to encode all of its nodes in one step."""
+    return nodes <= WHOLE and edges <= _WHOLE_EDGES
 
 
 def active(dims: int) -> int:

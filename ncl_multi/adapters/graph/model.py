@@ -8,7 +8,7 @@ Example:
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ncl_multi.adapters.graph.config import GraphConfig, Settings, active, rule
+from ncl_multi.adapters.graph.config import GraphConfig, Settings, active, fits_whole, rule
 from ncl_multi.adapters.graph.data import adjacency, encoder_input, prepare
+from ncl_multi.adapters.graph.layers import Layer, layer_by_layer
 from ncl_multi.adapters.graph.objective import GraphObjective
-from ncl_multi.adapters.graph.sampling import neighbor_loader
 from ncl_multi.adapters.graph.views import View
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.model import SparseModel, check_fits
@@ -47,6 +47,8 @@ _EDGE_VALUES = {"gcn": "edge_weight", "gat": "edge_attr"}
 
 _DIMS, _WIDTH = 256, 128
 """Defaults of a model that has not seen a graph yet."""
+_BLOCK = 16_384
+"""Nodes of a layer that are encoded together where the whole graph is too large."""
 
 
 class NonNegGraph(
@@ -58,8 +60,10 @@ class NonNegGraph(
     """A graph encoder with a non-negative head, trained by contrasting two views of the graph.
 
     `fit` and `encode` take a PyG `Data`, a networkx graph or a square scipy matrix; there is one
-    code per node. New nodes can be encoded, too: pass a graph that contains them. Settings that are
-    None are set by `ncl_multi.adapters.graph.config.rule` when it is fitted.
+    code per node. New nodes can be encoded, too: pass a graph that contains them. A large graph, or
+    any with `batch_size`, is encoded layer by layer in blocks of nodes, with the same result; an
+    encoder of your own takes the whole graph. Settings that are None are set by
+    `ncl_multi.adapters.graph.config.rule` when it is fitted.
 
     Args:
         dims: Number of non-negative dimensions.
@@ -256,16 +260,25 @@ class NonNegGraph(
         self._check_made()
         data = prepare(items, directed=self.directed)
         self._check_fits(data)
+        nodes = len(data.x)
         with torch.inference_mode():
-            if batch_size is None:
+            if not self.name or (batch_size is None and fits_whole(nodes, data.num_edges)):
                 yield self._unit(self._encode(*self.view_of(data.to(self.device))))
                 return
-            # One hop beyond the two layers: GCN weighs a neighbour by all of its edges.
-            around = neighbor_loader(data, [-1, -1, -1])
-            for nodes in torch.arange(len(data.x)).split(batch_size):
-                batch = around(nodes)
-                h = self._encode(*self.view_of(batch.to(self.device)))
-                yield self._unit(h[: batch.batch_size])
+            data = data.cpu()
+            edge_attr = data.get(self.edge_values, None) if self.edge_values else None
+            edges = self._weighed(data.edge_index, edge_attr, nodes)
+            blocks = layer_by_layer(
+                self._layers(),
+                lambda rows: encoder_input(
+                    Data(x=data.x[rows], counts=data.counts), sparse=self.takes_sparse
+                ),
+                *edges,
+                nodes,
+                batch_size or _BLOCK,
+            )
+            for h in blocks:
+                yield self._unit(h.to(self.device))
 
     def _head(self, items: Any) -> nn.Module:
         self._check_made()
@@ -281,15 +294,41 @@ class NonNegGraph(
     def _encode(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     ) -> Float[Tensor, "nodes h"]:
-        if self.name == "gcn":
-            # Once for both layers.
-            edge_index, edge_attr = gcn_norm(edge_index, edge_attr, x.shape[0], dtype=x.dtype)
+        # Once for both layers.
+        edge_index, edge_attr = self._weighed(edge_index, edge_attr, x.shape[0])
+        return self._propagate(self.encoder, x, edge_index, edge_attr)
+
+    def _weighed(
+        self, edge_index: Tensor, edge_attr: Tensor | None, nodes: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Edges as the layers take them: GCN weighs them by degrees, and adds self-loops."""
+        if self.name != "gcn":
+            return edge_index, edge_attr
+        return gcn_norm(edge_index, edge_attr, nodes, dtype=self.standardise.mean.dtype)
+
+    def _propagate(
+        self, layers: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> Float[Tensor, "nodes h"]:
+        """The output of the encoder or of one of its layers, for edges that are weighed."""
         if self.one_product and edge_index.device.type == "cpu":
             # Half the time and memory of PyG's messages, one per edge. Not measured on a GPU.
             with torch.sparse.check_sparse_tensor_invariants(enable=False):
-                return self.encoder(x, adjacency(edge_index, x, edge_attr))
+                return layers(x, adjacency(edge_index, x, edge_attr))
         values = {} if edge_attr is None else {str(self.edge_values): edge_attr}
-        return self.encoder(x, edge_index, **values)
+        return layers(x, edge_index, **values)
+
+    def _layers(self) -> list[Layer]:
+        """Both layers of an encoder of `ENCODERS`, on this model's device."""
+        first, last = self.encoder.convs
+
+        def layer(conv: nn.Module, activation: Callable[[Tensor], Tensor]) -> Layer:
+            def output(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+                on_device = [t if t is None else t.to(self.device) for t in (edge_index, edge_attr)]
+                return activation(self._propagate(conv, x.to(self.device), *on_device)).cpu()
+
+            return output
+
+        return [layer(first, self.encoder.act), layer(last, nn.Identity())]
 
 
 def _fingerprint(data: Data) -> str:
