@@ -30,12 +30,14 @@ from ncl_multi.adapters.graph.data import (
     prepare,
 )
 from ncl_multi.adapters.graph.drawing import _spring, drawings
+from ncl_multi.adapters.graph.even import EvenTopK, even_top_k, fit_energy
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
 from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
 from ncl_multi.adapters.graph.report import node_names
 from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph.views import Adaptive, View, view, with_slow_nodes
+from ncl_multi.head import top_k
 from ncl_multi.losses import reconstruction_loss
 from ncl_multi.metrics.nodes import (
     Split,
@@ -362,6 +364,50 @@ def test_cluster_cores_lie_where_rows_are_alike():
     assert (near > 0.98).all()
     assert len(cores) == 4
     assert cluster_cores(torch.ones(3, 2), 5).shape == (1, 2), "equal rows are one cluster"
+
+
+def even_by_hand(row, k, energy):
+    """The kept entries of a row, one at a time from the largest on."""
+    order, kept, total = sorted(range(len(row)), key=lambda j: -row[j]), [], 0.0
+    for j in order[: 2 * k]:
+        if total >= energy and len(kept) >= (k + 1) // 2:
+            break
+        kept.append(j)
+        total += row[j] ** 2
+    return [value if j in kept else 0.0 for j, value in enumerate(row)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_even_codes_are_their_definition_and_have_k_entries_on_average(k):
+    generator = torch.Generator().manual_seed(k)
+    scale = torch.rand(200, 1, generator=generator, dtype=torch.float64) + 0.2
+    z = scale * torch.rand(200, 16, generator=generator, dtype=torch.float64)
+    energy = fit_energy(z, k)
+    codes = even_top_k(z, k, energy)
+    by_hand = [even_by_hand(row, k, energy) for row in z.tolist()]
+    torch.testing.assert_close(codes, torch.tensor(by_hand, dtype=torch.float64), rtol=0, atol=0)
+    assert (codes > 0).sum(dim=1).double().mean() == pytest.approx(k, abs=0.02)
+    assert torch.equal(EvenTopK(k, energy)(z), codes)
+
+
+def test_even_codes_have_about_one_length():
+    torch.manual_seed(0)
+    z = torch.rand(500, 1) * torch.rand(500, 64) + 0.5 * torch.rand(500, 64)
+    plain, even = top_k(z, 6).norm(dim=1), even_top_k(z, 6, fit_energy(z, 6)).norm(dim=1)
+    assert even.std() / even.mean() < 0.5 * plain.std() / plain.mean()
+
+
+def test_a_fitted_model_serves_even_codes_until_it_is_shortened(graph, tmp_path):
+    model = NonNegGraph(16, k=2, width=8).fit(graph, steps=4, device="cpu")
+    counts = np.diff(model.encode(graph).indptr)
+    assert counts.mean() <= 2
+    assert len(set(counts)) > 1
+    model.save_pretrained(tmp_path)
+    again = NonNegGraph.from_pretrained(tmp_path)
+    assert torch.equal(again.encode(graph, dense=True), model.encode(graph, dense=True))
+    assert set(np.diff(model.encode(graph, k=3).indptr)) <= {0, 1, 2, 3}, "exactly the k asked for"
+    shorter = model.shorten(8, model.features(graph))
+    assert np.diff(shorter.encode(graph).indptr).max() <= 2
 
 
 def test_settling_fits_the_density_to_the_graph_as_it_is(graph):

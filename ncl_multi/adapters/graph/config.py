@@ -92,9 +92,9 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` one for every 16 nodes, rounded down to a power of two, 8 to 512: a dimension should
+    - `dims` one for every 32 nodes, rounded down to a power of two, 8 to 512: a dimension should
       represent a community, not a node.
-    - `k`, the active entries of a node, a twentieth of `dims`, at least two.
+    - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
       negatives, for 100 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048
       nodes with 10 neighbours and 5 of each of those, for one epoch.
@@ -102,11 +102,11 @@ def rule(nodes: int, edges: int) -> Settings:
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
-        128
+        64
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = 1 << max(3, min(9, (nodes // 16).bit_length() - 1))
+    dims = 1 << max(3, min(9, (nodes // 32).bit_length() - 1))
     return Settings(
         width=256,
         dims=dims,

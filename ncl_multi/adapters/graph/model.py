@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from ncl_multi.adapters.graph.config import GraphConfig, Settings, active, fits_whole, rule
 from ncl_multi.adapters.graph.data import adjacency, encoder_input, prepare
+from ncl_multi.adapters.graph.even import EvenTopK, fit_energy
 from ncl_multi.adapters.graph.layers import Layer, layer_by_layer
 from ncl_multi.adapters.graph.objective import GraphObjective
 from ncl_multi.adapters.graph.views import View
@@ -76,7 +77,8 @@ class NonNegGraph(
         edge_dim: Features of an edge that `gat` takes; None takes those of the graph.
         activation: See `NonNegHead`; `none` is the signed twin.
         density: See `NonNegHead`.
-        k: See `NonNegHead`.
+        k: Entries of a node on average: `encode` keeps more of a node whose entries are small, see
+            `ncl_multi.adapters.graph.even`. In training every node keeps k.
         directed: Leave edges as they are, rather than making them run both ways.
         seed: Seed of the initial weights.
 
@@ -88,6 +90,8 @@ class NonNegGraph(
     """
 
     kind = "graph"
+    energy: Tensor
+    energy_dims: Tensor
     example = "model.encode(data)  # a torch_geometric.data.Data"
     config_type = GraphConfig
     load_options = ("encoder",)
@@ -143,6 +147,15 @@ class NonNegGraph(
         All views in one call, since DDP counts calls. Each is normalised by itself.
         """
         return tuple(map(self.head, self.represent(*views, rows=rows)))
+
+    @torch.no_grad()
+    def fit_energy(self, h: Float[Tensor, "n h"]) -> None:
+        """Fit the sum of squares that each code has to these features, for k entries on average."""
+        if self.head.k is None:
+            return
+        whole = self.head.fold()[:-1](h)
+        self.energy.fill_(fit_energy(whole, self.head.k))
+        self.energy_dims.fill_(self.head.out_dim)
 
     def represent(
         self, *views: View, rows: Int[Tensor, " n"] | None = None
@@ -200,6 +213,8 @@ class NonNegGraph(
                 )
             self.standardise = SharedNorm(self.width)
             self.head = self._options.build(self.width)
+        self.register_buffer("energy", torch.zeros(()))
+        self.register_buffer("energy_dims", torch.zeros((), dtype=torch.int64))
         self.in_dim = in_dim
 
     def _check_made(self) -> None:
@@ -282,7 +297,11 @@ class NonNegGraph(
 
     def _head(self, items: Any) -> nn.Module:
         self._check_made()
-        return self.head.fold()
+        served = self.head.fold()
+        # The energy of a head that was shortened is that of more dimensions.
+        if self.head.k is not None and self.energy_dims == self.head.out_dim:
+            served[-1] = EvenTopK(self.head.k, float(self.energy))
+        return served
 
     def _became_signed(self) -> None:
         self._options = self._options.signed()
