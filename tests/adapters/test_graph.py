@@ -751,6 +751,12 @@ def test_dimensions_are_named_by_features_else_classes_else_typical_nodes():
     assert node_names(z, None, describe("mine", bare, bare)) == [
         "like node 0, node 1", "like node 6, node 7",
     ]  # fmt: skip
+    parts = torch.zeros(12, 3)
+    parts[[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1]] = 1.0
+    parts[6:, 2] = 1.0
+    assert node_names(parts, y, describe("mine", data, data)) == [
+        "class 0: node 0", "class 0: node 3", "class 1",
+    ]  # fmt: skip
     data.feature_names = ["camera", "lens"]
     nodes = describe("mine", data, data)
     assert nodes.items[0] == "class 0, node 0: camera"
