@@ -437,7 +437,7 @@ def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(grap
 
 def test_one_rule_gives_the_settings_of_any_graph():
     small, large, huge = rule(34, 156), rule(34_493, 495_924), rule(1_000_000, 10_000_000)
-    assert (small.dims, large.dims, huge.dims) == (8, 512, 512)
+    assert (small.dims, large.dims, huge.dims) == (8, 256, 512)
     assert small.neighbors is None
     assert large.neighbors is None, "all nodes are negatives"
     assert huge.neighbors
@@ -621,6 +621,18 @@ def test_features_may_be_mapped_from_a_file(graph, tmp_path):
     assert prepare(data).x.data_ptr() == mapped.data_ptr(), "not copied"
     model = NonNegGraph(8, width=4).fit(data, steps=2, neighbors=(2, 2), device="cpu")
     assert model.encode(data, batch_size=7).shape == (30, 8)
+
+
+def test_a_multigraph_is_its_graph(capsys):
+    networkx = pytest.importorskip("networkx")
+    several = networkx.MultiGraph([(0, 1), (0, 1), (1, 2), (2, 2)])
+    once = networkx.Graph([(0, 1), (1, 2)])
+    assert torch.equal(prepare(several).edge_index, prepare(once).edge_index)
+    assert "1 edges occur more than once" in capsys.readouterr().err
+    alone = networkx.Graph()
+    alone.add_node("a")
+    with pytest.raises(ValueError, match="at least two nodes; got 1"):
+        prepare(alone)
 
 
 def test_a_graph_of_several_kinds_is_refused_with_what_to_do():

@@ -1,6 +1,7 @@
 """How graph models are trained, and the rule that derives settings from the graph."""
 
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Literal, NamedTuple
 
 from ncl_multi.training.config import TrainConfig
@@ -92,8 +93,8 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` one for every 32 nodes, rounded down to a power of two, 8 to 512: a dimension should
-      represent a community, not a node.
+    - `dims` 2.5 times the square root of the nodes, rounded down to a power of two, 8 to 512: a
+      larger graph has more communities, and each has more nodes.
     - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
       negatives, for 100 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048
@@ -102,11 +103,11 @@ def rule(nodes: int, edges: int) -> Settings:
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
-        64
+        128
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = 1 << max(3, min(9, (nodes // 32).bit_length() - 1))
+    dims = 1 << max(3, min(9, isqrt(25 * nodes // 4).bit_length() - 1))
     return Settings(
         width=256,
         dims=dims,
