@@ -124,17 +124,21 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
 def node_names(z: Codes, y: Tensor | None, nodes: Nodes) -> list[str]:
     """Names of dimensions from the nodes' words, else classes, else the two most typical nodes.
 
-    Several dimensions may show parts of one class: these are told apart by their most typical node.
+    Several dimensions may show parts of one class: these are told apart by their most typical node
+    that no other name has.
     """
-    typical = strongest_rows(unit_rows(z), 2)
+    typical = strongest_rows(unit_rows(z))
     if nodes.words is None and nodes.classes is None:
-        rows = [[nodes.items[row] for row in strongest if row >= 0] for strongest in typical]
+        rows = [[nodes.items[row] for row in strongest[:2] if row >= 0] for strongest in typical]
         return [f"like {', '.join(items)}" if items else "" for items in rows]
     names = name_dimensions(Features(z, y, nodes.words, {"classes": nodes.classes}))
     if nodes.words is not None:
         return names
     often = {name for name, count in Counter(names).items() if count > 1} - {"", MIXED}
-    return [
-        f"{name}: node {row}" if name in often else name
-        for name, row in zip(names, typical[:, 0], strict=True)
-    ]
+    taken: set[int] = set()
+    for dim, strongest in enumerate(typical.tolist()):
+        if names[dim] in often:
+            row = next((row for row in strongest if row not in taken), strongest[0])
+            taken.add(row)
+            names[dim] = f"{names[dim]}: node {row}"
+    return names
