@@ -209,6 +209,7 @@ class NonNegGraph(
                     2,
                     self.width,
                     act=self.encoder_activation,
+                    norm=SharedNorm(self.width),
                     **layer_options.get(self.name, {}),
                 )
             self.standardise = SharedNorm(self.width)
@@ -339,15 +340,16 @@ class NonNegGraph(
     def _layers(self) -> list[Layer]:
         """Both layers of an encoder of `ENCODERS`, on this model's device."""
         first, last = self.encoder.convs
+        norm, activation = self.encoder.norms[0], self.encoder.act
 
-        def layer(conv: nn.Module, activation: Callable[[Tensor], Tensor]) -> Layer:
+        def layer(conv: nn.Module, after: Callable[[Tensor], Tensor]) -> Layer:
             def output(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
                 on_device = [t if t is None else t.to(self.device) for t in (edge_index, edge_attr)]
-                return activation(self._propagate(conv, x.to(self.device), *on_device)).cpu()
+                return after(self._propagate(conv, x.to(self.device), *on_device)).cpu()
 
             return output
 
-        return [layer(first, self.encoder.act), layer(last, nn.Identity())]
+        return [layer(first, lambda h: activation(norm(h))), layer(last, nn.Identity())]
 
 
 def _fingerprint(data: Data) -> str:
