@@ -401,7 +401,7 @@ def test_even_codes_have_about_one_length():
 def test_a_fitted_model_serves_even_codes_until_it_is_shortened(graph, tmp_path):
     model = NonNegGraph(16, k=2, width=8).fit(graph, steps=4, device="cpu")
     counts = np.diff(model.encode(graph).indptr)
-    assert counts.mean() <= 2
+    assert counts.mean() == pytest.approx(2, abs=0.1)
     assert len(set(counts)) > 1
     model.save_pretrained(tmp_path)
     again = NonNegGraph.from_pretrained(tmp_path)

@@ -209,9 +209,9 @@ class NonNegGraph(
                     2,
                     self.width,
                     act=self.encoder_activation,
-                    norm=SharedNorm(self.width),
                     **layer_options.get(self.name, {}),
                 )
+                self.encoder.norms[0] = SharedNorm(self.width)
             self.standardise = SharedNorm(self.width)
             self.head = self._options.build(self.width)
         self.register_buffer("energy", torch.zeros(()))
