@@ -51,7 +51,6 @@ from ncl_multi.metrics.nodes import (
     strongest_dimension,
     strongest_group,
 )
-from ncl_multi.norm import SharedNorm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 import graph_ncl
@@ -197,7 +196,7 @@ def test_a_node_without_edges_can_be_sampled():
 
 def stock(model, encoder):
     """PyG's encoder with the weights of the model's."""
-    pygs = ENCODERS[encoder](6, 4, 2, 4, act="prelu", norm=SharedNorm(4)).double()
+    pygs = ENCODERS[encoder](6, 4, 2, 4, act="prelu").double()
     pygs.load_state_dict(model.encoder.state_dict())
     return pygs
 

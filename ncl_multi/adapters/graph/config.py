@@ -98,8 +98,8 @@ def rule(nodes: int, edges: int) -> Settings:
     - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
       negatives; beyond, 2,048 nodes with 10 neighbours and 5 of each of those, for one epoch.
-    - 100 steps at a `lr` of .001; of .002 above 5,000 nodes, where the gradient is a mean over
-      more of them.
+    - 100 steps at a `lr` of .001. Above 5,000 nodes, where the gradient is a mean over more of
+      them, 60 steps at .002.
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
@@ -108,12 +108,13 @@ def rule(nodes: int, edges: int) -> Settings:
         (10, 5)
     """
     dims = 1 << max(3, min(9, isqrt(25 * nodes // 4).bit_length() - 1))
+    large = nodes > 5_000
     return Settings(
         width=256,
         dims=dims,
         k=active(dims),
-        steps=100,
-        lr=2e-3 if nodes > 5_000 else 1e-3,
+        steps=60 if large else 100,
+        lr=2e-3 if large else 1e-3,
         neighbors=None if fits_whole(nodes, edges) else (10, 5),
     )
 

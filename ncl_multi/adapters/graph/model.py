@@ -211,7 +211,6 @@ class NonNegGraph(
                     act=self.encoder_activation,
                     **layer_options.get(self.name, {}),
                 )
-                self.encoder.norms[0] = SharedNorm(self.width)
             self.standardise = SharedNorm(self.width)
             self.head = self._options.build(self.width)
         self.register_buffer("energy", torch.zeros(()))
@@ -340,7 +339,6 @@ class NonNegGraph(
     def _layers(self) -> list[Layer]:
         """Both layers of an encoder of `ENCODERS`, on this model's device."""
         first, last = self.encoder.convs
-        norm, activation = self.encoder.norms[0], self.encoder.act
 
         def layer(conv: nn.Module, after: Callable[[Tensor], Tensor]) -> Layer:
             def output(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
@@ -349,7 +347,7 @@ class NonNegGraph(
 
             return output
 
-        return [layer(first, lambda h: activation(norm(h))), layer(last, nn.Identity())]
+        return [layer(first, self.encoder.act), layer(last, nn.Identity())]
 
 
 def _fingerprint(data: Data) -> str:

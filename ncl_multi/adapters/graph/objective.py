@@ -14,7 +14,6 @@ from ncl_multi.adapters.graph.views import Adaptive, View, view
 from ncl_multi.distributed import gather
 from ncl_multi.head import NonNegHead, k_means
 from ncl_multi.losses import info_nce, reconstruction_loss, spectral
-from ncl_multi.norm import SharedCentre, SharedNorm
 
 _CLUSTERED = 20_000
 """Largest number of nodes that are clustered to start the head."""
@@ -79,8 +78,8 @@ class GraphObjective(nn.Module):
         A view lacks features and edges, so more dimensions would fire for whole nodes.
         """
         model = self.model.train()
-        for running in model.modules():
-            if isinstance(running, SharedCentre | SharedNorm):
+        for running in (model.standardise, model.head.norm, model.head.centre):
+            if running is not None:
                 running.batches.zero_()
         h = self._features(_SETTLED)
         for _ in range(_PASSES):
