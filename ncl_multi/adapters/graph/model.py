@@ -342,8 +342,9 @@ class NonNegGraph(
 
         def layer(conv: nn.Module, after: Callable[[Tensor], Tensor]) -> Layer:
             def output(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
-                on_device = [t if t is None else t.to(self.device) for t in (edge_index, edge_attr)]
-                return after(self._propagate(conv, x.to(self.device), *on_device)).cpu()
+                edge_attr = None if edge_attr is None else edge_attr.to(self.device)
+                h = self._propagate(conv, x.to(self.device), edge_index.to(self.device), edge_attr)
+                return after(h).cpu()
 
             return output
 
