@@ -39,7 +39,7 @@ class Config(GraphConfig):
     density: float | None = None
     """Share of nodes each dimension fires for, instead of `k`."""
     k: int | None = None
-    """Keep only the k largest entries of a node."""
+    """Active entries of a node, on average."""
     hidden_links: float = 0.05
     """Share of links that training does not see, for the report to predict; 0 to train on all."""
     twin: bool = True

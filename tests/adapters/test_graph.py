@@ -30,12 +30,14 @@ from ncl_multi.adapters.graph.data import (
     prepare,
 )
 from ncl_multi.adapters.graph.drawing import _spring, drawings
+from ncl_multi.adapters.graph.even import EvenTopK, even_top_k, fit_energy
 from ncl_multi.adapters.graph.links import hide_links
 from ncl_multi.adapters.graph.model import ENCODERS, NonNegGraph
 from ncl_multi.adapters.graph.objective import GraphObjective, cluster_cores
 from ncl_multi.adapters.graph.report import node_names
 from ncl_multi.adapters.graph.sampling import TorchSampler, neighbor_loader
 from ncl_multi.adapters.graph.views import Adaptive, View, view, with_slow_nodes
+from ncl_multi.head import top_k
 from ncl_multi.losses import reconstruction_loss
 from ncl_multi.metrics.nodes import (
     Split,
@@ -156,12 +158,6 @@ def test_weights_of_edges_go_with_their_edges_and_half_hop_refuses_them():
 # Sampling
 
 
-def test_all_neighbours_of_two_hops_give_the_codes_of_the_whole_graph(graph):
-    model = NonNegGraph(16, in_dim=150, width=8)
-    whole = model.encode(graph, dense=True)
-    assert torch.allclose(model.encode(graph, dense=True, batch_size=7), whole, atol=1e-6)
-
-
 def test_sampled_neighbours_are_true_distinct_and_no_more_than_asked(graph):
     torch.manual_seed(0)
     seeds = torch.tensor([25, 3, 14])
@@ -251,6 +247,41 @@ def test_rows_choose_the_nodes_that_are_coded(graph):
     assert torch.allclose(za, model(view_of_all)[0][rows], atol=1e-6)
 
 
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_layer_by_layer_gives_the_codes_of_the_whole_graph(encoder, words, directed):
+    torch.manual_seed(0)
+    x = (torch.rand(50, 40) < 0.02).float() if words else torch.randn(50, 40)
+    edges = torch.randint(45, (2, 150)).unique(dim=1)  # the last nodes have no edges
+    weights = {
+        "gcn": {"edge_weight": torch.rand(edges.shape[1])},
+        "gat": {"edge_attr": torch.rand(edges.shape[1], 3)},
+    }
+    data = Data(x=x, edge_index=edges, **weights.get(encoder, {}))
+    edge_dim = 3 if encoder == "gat" else None
+    model = NonNegGraph(
+        16, in_dim=40, encoder=encoder, width=8, directed=directed, edge_dim=edge_dim
+    )
+    whole = model.embed(data)
+    for block in (1, 7, 50):
+        assert torch.allclose(model.embed(data, batch_size=block), whole, atol=1e-6)
+
+
+def test_a_graph_that_is_too_large_is_encoded_layer_by_layer(graph, monkeypatch):
+    model = NonNegGraph(16, in_dim=150, width=8)
+    whole = model.embed(graph)
+    monkeypatch.setattr("ncl_multi.adapters.graph.config.WHOLE", 29)
+    monkeypatch.setattr("ncl_multi.adapters.graph.model._BLOCK", 4)
+    monkeypatch.delattr(NonNegGraph, "_encode")
+    assert torch.allclose(model.embed(graph), whole, atol=1e-6)
+
+
+def test_an_encoder_of_ones_own_takes_the_whole_graph(graph):
+    model = NonNegGraph(16, in_dim=150, encoder=OneLayer(), width=8)
+    assert torch.equal(model.embed(graph, batch_size=7), model.embed(graph))
+
+
 class OneLayer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -335,6 +366,50 @@ def test_cluster_cores_lie_where_rows_are_alike():
     assert cluster_cores(torch.ones(3, 2), 5).shape == (1, 2), "equal rows are one cluster"
 
 
+def even_by_hand(row, k, energy):
+    """The kept entries of a row, one at a time from the largest on."""
+    order, kept, total = sorted(range(len(row)), key=lambda j: -row[j]), [], 0.0
+    for j in order[: 2 * k]:
+        if total >= energy and len(kept) >= (k + 1) // 2:
+            break
+        kept.append(j)
+        total += row[j] ** 2
+    return [value if j in kept else 0.0 for j, value in enumerate(row)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_even_codes_are_their_definition_and_have_k_entries_on_average(k):
+    generator = torch.Generator().manual_seed(k)
+    scale = torch.rand(200, 1, generator=generator, dtype=torch.float64) + 0.2
+    z = scale * torch.rand(200, 16, generator=generator, dtype=torch.float64)
+    energy = fit_energy(z, k)
+    codes = even_top_k(z, k, energy)
+    by_hand = [even_by_hand(row, k, energy) for row in z.tolist()]
+    torch.testing.assert_close(codes, torch.tensor(by_hand, dtype=torch.float64), rtol=0, atol=0)
+    assert (codes > 0).sum(dim=1).double().mean() == pytest.approx(k, abs=0.02)
+    assert torch.equal(EvenTopK(k, energy)(z), codes)
+
+
+def test_even_codes_have_about_one_length():
+    torch.manual_seed(0)
+    z = torch.rand(500, 1) * torch.rand(500, 64) + 0.5 * torch.rand(500, 64)
+    plain, even = top_k(z, 6).norm(dim=1), even_top_k(z, 6, fit_energy(z, 6)).norm(dim=1)
+    assert even.std() / even.mean() < 0.5 * plain.std() / plain.mean()
+
+
+def test_a_fitted_model_serves_even_codes_until_it_is_shortened(graph, tmp_path):
+    model = NonNegGraph(16, k=2, width=8).fit(graph, steps=4, device="cpu")
+    counts = np.diff(model.encode(graph).indptr)
+    assert counts.mean() == pytest.approx(2, abs=0.1)
+    assert len(set(counts)) > 1
+    model.save_pretrained(tmp_path)
+    again = NonNegGraph.from_pretrained(tmp_path)
+    assert torch.equal(again.encode(graph, dense=True), model.encode(graph, dense=True))
+    assert set(np.diff(model.encode(graph, k=3).indptr)) <= {0, 1, 2, 3}, "exactly the k asked for"
+    shorter = model.shorten(8, model.features(graph))
+    assert np.diff(shorter.encode(graph).indptr).max() <= 2
+
+
 def test_settling_fits_the_density_to_the_graph_as_it_is(graph):
     model = NonNegGraph(16, in_dim=150, width=8, density=0.2)
     config = GraphConfig(drop_features=(0.6, 0.6)).for_graph(30, graph.num_edges).for_rows(30)
@@ -362,7 +437,7 @@ def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(grap
 
 def test_one_rule_gives_the_settings_of_any_graph():
     small, large, huge = rule(34, 156), rule(34_493, 495_924), rule(1_000_000, 10_000_000)
-    assert (small.dims, large.dims, huge.dims) == (8, 512, 512)
+    assert (small.dims, large.dims, huge.dims) == (8, 256, 512)
     assert small.neighbors is None
     assert large.neighbors is None, "all nodes are negatives"
     assert huge.neighbors
@@ -548,6 +623,18 @@ def test_features_may_be_mapped_from_a_file(graph, tmp_path):
     assert model.encode(data, batch_size=7).shape == (30, 8)
 
 
+def test_a_multigraph_is_its_graph(capsys):
+    networkx = pytest.importorskip("networkx")
+    several = networkx.MultiGraph([(0, 1), (0, 1), (1, 2), (2, 2)])
+    once = networkx.Graph([(0, 1), (1, 2)])
+    assert torch.equal(prepare(several).edge_index, prepare(once).edge_index)
+    assert "1 edges occur more than once" in capsys.readouterr().err
+    alone = networkx.Graph()
+    alone.add_node("a")
+    with pytest.raises(ValueError, match="at least two nodes; got 1"):
+        prepare(alone)
+
+
 def test_a_graph_of_several_kinds_is_refused_with_what_to_do():
     data = HeteroData()
     data["paper"].x = torch.ones(2, 3)
@@ -675,6 +762,12 @@ def test_dimensions_are_named_by_features_else_classes_else_typical_nodes():
     assert node_names(z, y, describe("mine", data, data)) == ["class 0", "class 1"]
     assert node_names(z, None, describe("mine", bare, bare)) == [
         "like node 0, node 1", "like node 6, node 7",
+    ]  # fmt: skip
+    parts = torch.zeros(12, 3)
+    parts[[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1]] = 1.0
+    parts[6:, 2] = 1.0
+    assert node_names(parts, y, describe("mine", data, data)) == [
+        "class 0: node 0", "class 0: node 3", "class 1",
     ]  # fmt: skip
     data.feature_names = ["camera", "lens"]
     nodes = describe("mine", data, data)

@@ -1,6 +1,7 @@
 """How graph models are trained, and the rule that derives settings from the graph."""
 
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Literal, NamedTuple
 
 from ncl_multi.training.config import TrainConfig
@@ -92,13 +93,13 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` one for every 16 nodes, rounded down to a power of two, 8 to 512: a dimension should
-      represent a community, not a node.
-    - `k`, the active entries of a node, a twentieth of `dims`, at least two.
+    - `dims` 2.5 times the square root of the nodes, rounded down to a power of two, 8 to 512: a
+      larger graph has more communities, and each has more nodes.
+    - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
-      negatives, for 100 steps (60 above 10,000 nodes, where a step teaches more); beyond, 2,048
-      nodes with 10 neighbours and 5 of each of those, for one epoch.
-    - `lr` .001.
+      negatives; beyond, 2,048 nodes with 10 neighbours and 5 of each of those, for one epoch.
+    - 100 steps at a `lr` of .001. Above 5,000 nodes, where the gradient is a mean over more of
+      them, 60 steps at .002.
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
@@ -106,15 +107,21 @@ def rule(nodes: int, edges: int) -> Settings:
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = 1 << max(3, min(9, (nodes // 16).bit_length() - 1))
+    dims = 1 << max(3, min(9, isqrt(25 * nodes // 4).bit_length() - 1))
+    large = nodes > 5_000
     return Settings(
         width=256,
         dims=dims,
         k=active(dims),
-        steps=100 if nodes <= 10_000 else 60,
-        lr=1e-3,
-        neighbors=None if nodes <= WHOLE and edges <= _WHOLE_EDGES else (10, 5),
+        steps=60 if large else 100,
+        lr=2e-3 if large else 1e-3,
+        neighbors=None if fits_whole(nodes, edges) else (10, 5),
     )
+
+
+def fits_whole(nodes: int, edges: int) -> bool:
+    """Whether a graph is small enough to encode all of its nodes in one step."""
+    return nodes <= WHOLE and edges <= _WHOLE_EDGES
 
 
 def active(dims: int) -> int:

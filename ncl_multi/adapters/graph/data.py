@@ -52,7 +52,8 @@ CLASSES: dict[str, list[str]] = {
 # biases drown them.
 _ROW_SUM = 20.0
 _MOSTLY_ZERO = 0.03
-_PIECE = 65_536
+_PIECE = 1 << 24
+"""Features that are looked at together: temporary copies stay small."""
 _PARTS_OF_DATA = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
 
 
@@ -205,8 +206,12 @@ def _edge_values(data: Data) -> dict[str, Tensor]:
 
 def _extremes(x: Tensor) -> tuple[float, float]:
     """Largest and smallest feature, in pieces: features may be mapped from a file."""
-    pieces = [piece.aminmax() for piece in x.split(_PIECE)]
+    pieces = [piece.aminmax() for piece in _pieces(x)]
     return max(float(p.max) for p in pieces), min(float(p.min) for p in pieces)
+
+
+def _pieces(x: Tensor) -> tuple[Tensor, ...]:
+    return x.split(max(1, _PIECE // x.shape[1]))
 
 
 def check(data: Any) -> None:
@@ -225,7 +230,7 @@ def check(data: Any) -> None:
         )
     if len(x) < 2:
         raise ValueError(f"a graph needs at least two nodes; got {len(x)}")
-    bad = torch.cat([(~rows.isfinite()).any(dim=1) for rows in x.split(_PIECE)]).nonzero()[:, 0]
+    bad = torch.cat([(~rows.isfinite()).any(dim=1) for rows in _pieces(x)]).nonzero()[:, 0]
     if len(bad):
         raise ValueError(
             f"features of {len(bad)} nodes contain NaN or infinity, first node {bad[0]}; "
@@ -310,7 +315,7 @@ def _feature_words(x: Tensor, names: Any, most: int = 12) -> list[str] | None:
         raise ValueError(f"feature_names must be a list of {x.shape[1]} names; got {got}")
     usual, spread = x.float().mean(dim=0), x.float().std(dim=0).clamp_min(1e-9)
     words = []
-    for row in x.split(_PIECE):
+    for row in _pieces(x):
         more = (row.float() - usual) / spread * (row != 0)
         best = more.topk(min(most, len(names)), dim=1)
         words += [

@@ -1,5 +1,6 @@
 """Links to predict: edges hidden from training, and pairs of nodes without an edge."""
 
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def hide_links(data: Data, share: float, seed: int = 0) -> HiddenLinks:
     count = max(1, round(share * len(links)))
     hidden = links[torch.randperm(len(links), generator=draw)[:count]]
     visible = ~torch.isin(number, hidden)
-    graph = data.clone()
+    graph = copy(data)  # Not the features, which may be large.
     graph.edge_index = edge_index[:, visible]
     for values in ("edge_weight", "edge_attr"):
         if values in data:

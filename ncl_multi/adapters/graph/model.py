@@ -8,7 +8,7 @@ Example:
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ncl_multi.adapters.graph.config import GraphConfig, Settings, active, rule
+from ncl_multi.adapters.graph.config import GraphConfig, Settings, active, fits_whole, rule
 from ncl_multi.adapters.graph.data import adjacency, encoder_input, prepare
+from ncl_multi.adapters.graph.even import EvenTopK, fit_energy
+from ncl_multi.adapters.graph.layers import Layer, layer_by_layer
 from ncl_multi.adapters.graph.objective import GraphObjective
-from ncl_multi.adapters.graph.sampling import neighbor_loader
 from ncl_multi.adapters.graph.views import View
 from ncl_multi.head import Activation, HeadOptions
 from ncl_multi.model import SparseModel, check_fits
@@ -47,6 +48,8 @@ _EDGE_VALUES = {"gcn": "edge_weight", "gat": "edge_attr"}
 
 _DIMS, _WIDTH = 256, 128
 """Defaults of a model that has not seen a graph yet."""
+_BLOCK = 16_384
+"""Nodes of a layer that are encoded together where the whole graph is too large."""
 
 
 class NonNegGraph(
@@ -58,8 +61,10 @@ class NonNegGraph(
     """A graph encoder with a non-negative head, trained by contrasting two views of the graph.
 
     `fit` and `encode` take a PyG `Data`, a networkx graph or a square scipy matrix; there is one
-    code per node. New nodes can be encoded, too: pass a graph that contains them. Settings that are
-    None are set by `ncl_multi.adapters.graph.config.rule` when it is fitted.
+    code per node. New nodes can be encoded, too: pass a graph that contains them. A large graph, or
+    any with `batch_size`, is encoded layer by layer in blocks of nodes, with the same result; an
+    encoder of your own takes the whole graph. Settings that are None are set by
+    `ncl_multi.adapters.graph.config.rule` when it is fitted.
 
     Args:
         dims: Number of non-negative dimensions.
@@ -72,7 +77,8 @@ class NonNegGraph(
         edge_dim: Features of an edge that `gat` takes; None takes those of the graph.
         activation: See `NonNegHead`; `none` is the signed twin.
         density: See `NonNegHead`.
-        k: See `NonNegHead`.
+        k: Entries of a node on average: `encode` keeps more of a node whose entries are small, see
+            `ncl_multi.adapters.graph.even`. In training every node keeps k.
         directed: Leave edges as they are, rather than making them run both ways.
         seed: Seed of the initial weights.
 
@@ -84,6 +90,8 @@ class NonNegGraph(
     """
 
     kind = "graph"
+    energy: Tensor
+    energy_dims: Tensor
     example = "model.encode(data)  # a torch_geometric.data.Data"
     config_type = GraphConfig
     load_options = ("encoder",)
@@ -139,6 +147,15 @@ class NonNegGraph(
         All views in one call, since DDP counts calls. Each is normalised by itself.
         """
         return tuple(map(self.head, self.represent(*views, rows=rows)))
+
+    @torch.no_grad()
+    def fit_energy(self, h: Float[Tensor, "n h"]) -> None:
+        """Fit the sum of squares that each code has to these features, for k entries on average."""
+        if self.head.k is None:
+            return
+        whole = self.head.fold()[:-1](h)
+        self.energy.fill_(fit_energy(whole, self.head.k))
+        self.energy_dims.fill_(self.head.out_dim)
 
     def represent(
         self, *views: View, rows: Int[Tensor, " n"] | None = None
@@ -196,6 +213,8 @@ class NonNegGraph(
                 )
             self.standardise = SharedNorm(self.width)
             self.head = self._options.build(self.width)
+        self.register_buffer("energy", torch.zeros(()))
+        self.register_buffer("energy_dims", torch.zeros((), dtype=torch.int64))
         self.in_dim = in_dim
 
     def _check_made(self) -> None:
@@ -256,20 +275,33 @@ class NonNegGraph(
         self._check_made()
         data = prepare(items, directed=self.directed)
         self._check_fits(data)
+        nodes = len(data.x)
         with torch.inference_mode():
-            if batch_size is None:
+            if not self.name or (batch_size is None and fits_whole(nodes, data.num_edges)):
                 yield self._unit(self._encode(*self.view_of(data.to(self.device))))
                 return
-            # One hop beyond the two layers: GCN weighs a neighbour by all of its edges.
-            around = neighbor_loader(data, [-1, -1, -1])
-            for nodes in torch.arange(len(data.x)).split(batch_size):
-                batch = around(nodes)
-                h = self._encode(*self.view_of(batch.to(self.device)))
-                yield self._unit(h[: batch.batch_size])
+            data = data.cpu()
+            edge_attr = data.get(self.edge_values, None) if self.edge_values else None
+            edges = self._weighed(data.edge_index, edge_attr, nodes)
+            blocks = layer_by_layer(
+                self._layers(),
+                lambda rows: encoder_input(
+                    Data(x=data.x[rows], counts=data.counts), sparse=self.takes_sparse
+                ),
+                *edges,
+                nodes,
+                batch_size or _BLOCK,
+            )
+            for h in blocks:
+                yield self._unit(h.to(self.device))
 
     def _head(self, items: Any) -> nn.Module:
         self._check_made()
-        return self.head.fold()
+        served = self.head.fold()
+        # The energy of a head that was shortened is that of more dimensions.
+        if self.head.k is not None and self.energy_dims == self.head.out_dim:
+            served[-1] = EvenTopK(self.head.k, float(self.energy))
+        return served
 
     def _became_signed(self) -> None:
         self._options = self._options.signed()
@@ -281,15 +313,42 @@ class NonNegGraph(
     def _encode(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     ) -> Float[Tensor, "nodes h"]:
-        if self.name == "gcn":
-            # Once for both layers.
-            edge_index, edge_attr = gcn_norm(edge_index, edge_attr, x.shape[0], dtype=x.dtype)
+        # Once for both layers.
+        edge_index, edge_attr = self._weighed(edge_index, edge_attr, x.shape[0])
+        return self._propagate(self.encoder, x, edge_index, edge_attr)
+
+    def _weighed(
+        self, edge_index: Tensor, edge_attr: Tensor | None, nodes: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Edges as the layers take them: GCN weighs them by degrees, and adds self-loops."""
+        if self.name != "gcn":
+            return edge_index, edge_attr
+        return gcn_norm(edge_index, edge_attr, nodes, dtype=self.standardise.mean.dtype)
+
+    def _propagate(
+        self, layers: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> Float[Tensor, "nodes h"]:
+        """The output of the encoder or of one of its layers, for edges that are weighed."""
         if self.one_product and edge_index.device.type == "cpu":
             # Half the time and memory of PyG's messages, one per edge. Not measured on a GPU.
             with torch.sparse.check_sparse_tensor_invariants(enable=False):
-                return self.encoder(x, adjacency(edge_index, x, edge_attr))
+                return layers(x, adjacency(edge_index, x, edge_attr))
         values = {} if edge_attr is None else {str(self.edge_values): edge_attr}
-        return self.encoder(x, edge_index, **values)
+        return layers(x, edge_index, **values)
+
+    def _layers(self) -> list[Layer]:
+        """Both layers of an encoder of `ENCODERS`, on this model's device."""
+        first, last = self.encoder.convs
+
+        def layer(conv: nn.Module, after: Callable[[Tensor], Tensor]) -> Layer:
+            def output(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+                edge_attr = None if edge_attr is None else edge_attr.to(self.device)
+                h = self._propagate(conv, x.to(self.device), edge_index.to(self.device), edge_attr)
+                return after(h).cpu()
+
+            return output
+
+        return [layer(first, self.encoder.act), layer(last, nn.Identity())]
 
 
 def _fingerprint(data: Data) -> str:

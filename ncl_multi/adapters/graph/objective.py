@@ -73,7 +73,7 @@ class GraphObjective(nn.Module):
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Fit the head's statistics and thresholds to the graph as it is, after training on views.
+        """Fit the head's statistics, thresholds and energy to the graph, after training on views.
 
         A view lacks features and edges, so more dimensions would fire for whole nodes.
         """
@@ -85,6 +85,7 @@ class GraphObjective(nn.Module):
         for _ in range(_PASSES):
             model.head(h)
         model.eval()
+        model.fit_energy(h)
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of these nodes, and their codes in the first view."""

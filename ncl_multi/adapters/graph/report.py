@@ -1,6 +1,7 @@
 """The report of a graph run: features, figures, a table."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ncl_multi.adapters.graph.drawing import drawings
 from ncl_multi.adapters.graph.links import HiddenLinks
 from ncl_multi.adapters.graph.model import NonNegGraph
 from ncl_multi.codes.features import Features
-from ncl_multi.codes.names import name_dimensions
+from ncl_multi.codes.names import MIXED, name_dimensions
 from ncl_multi.metrics import activity_figures, readable_features
 from ncl_multi.metrics.codes import Codes, strongest_rows, unit_rows
 from ncl_multi.metrics.nodes import (
@@ -121,12 +122,23 @@ def measure(data: Any, h: Tensor, z: Codes, *, seed: int) -> dict[str, float]:
 
 
 def node_names(z: Codes, y: Tensor | None, nodes: Nodes) -> list[str]:
-    """Names of dimensions from the nodes' words, else classes, else the two most typical nodes."""
-    if nodes.words is not None or nodes.classes is not None:
-        about = {"classes": nodes.classes}
-        return name_dimensions(Features(z, y, nodes.words, about))
-    names = []
-    for strongest in strongest_rows(unit_rows(z), 2):
-        typical = [nodes.items[row] for row in strongest if row >= 0]
-        names.append(f"like {', '.join(typical)}" if typical else "")
+    """Names of dimensions from the nodes' words, else classes, else the two most typical nodes.
+
+    Several dimensions may show parts of one class: these are told apart by their most typical node
+    that no other name has.
+    """
+    typical = strongest_rows(unit_rows(z))
+    if nodes.words is None and nodes.classes is None:
+        rows = [[nodes.items[row] for row in strongest[:2] if row >= 0] for strongest in typical]
+        return [f"like {', '.join(items)}" if items else "" for items in rows]
+    names = name_dimensions(Features(z, y, nodes.words, {"classes": nodes.classes}))
+    if nodes.words is not None:
+        return names
+    often = {name for name, count in Counter(names).items() if count > 1} - {"", MIXED}
+    taken: set[int] = set()
+    for dim, strongest in enumerate(typical.tolist()):
+        if names[dim] in often:
+            row = next((row for row in strongest if row not in taken), strongest[0])
+            taken.add(row)
+            names[dim] = f"{names[dim]}: node {row}"
     return names
