@@ -345,9 +345,9 @@ def joined_clusters(x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "m d"]:
     be fewer than four rows for each, but never fewer than k.
 
     Example:
-        >>> x = torch.arange(3.0).repeat_interleave(20)[:, None] + 0.01 * torch.randn(60, 1)
+        >>> x = torch.arange(1.0, 4.0).repeat_interleave(20)[:, None] + 0.01 * torch.randn(60, 1)
         >>> joined_clusters(x, 3).sort(dim=0).values.flatten().round()
-        tensor([0., 1., 2.])
+        tensor([1., 2., 3.])
     """
     centres = k_means(x, max(k, min(4 * k, len(x) // 4)))
     return ward(centres, torch.bincount(_nearest(x, centres), minlength=len(centres)), k)

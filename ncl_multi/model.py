@@ -179,11 +179,6 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         return self._heads()[0].out_dim
 
     @property
-    def k(self) -> int | None:
-        """Entries that a code keeps; None for all that are not zero."""
-        return self._heads()[0].k
-
-    @property
     def device(self) -> torch.device:
         """Where the head is."""
         return self._heads()[0].out.weight.device
@@ -271,6 +266,10 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
     def _load_parts(self, folder: Path) -> None:
         load_model(self, folder / "model.safetensors")
 
+    def _entries(self) -> int | None:
+        """Entries that a code keeps; None for all that are not zero."""
+        return self._heads()[0].k
+
     def _heads(self) -> list[NonNegHead]:
         return [module for module in self.modules() if isinstance(module, NonNegHead)]
 
@@ -314,7 +313,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         head = self._heads()[0]
         about = {
             "encoder": self._encoder_name(), "dimensions": self.dims,
-            "head": f"activation={head.activation!r}, density={head.density}, k={self.k}",
+            "head": f"activation={head.activation!r}, density={head.density}, k={self._entries()}",
         }  # fmt: skip
         return _CARD.format(
             metadata=self._hub_mixin_info.model_card_data.to_yaml(),

@@ -301,7 +301,7 @@ def test_a_card_says_what_the_model_is_its_data_its_figures_and_how_to_load_it(
     assert f'ncl.load("{tmp_path / "model"}")' in card
     assert again.example in card
     assert f"| dimensions | {model.dims} |" in card
-    assert f", k={model.options().get('k', model.k)} |" in card
+    assert f", k={model._entries()} |" in card
     assert "| seed | 0 |" in card
     assert "| sparsity, test | 0.97 |" in card
 

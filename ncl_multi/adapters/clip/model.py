@@ -79,8 +79,7 @@ class NonNegClip(
     ) -> tuple[Float[Tensor, "n dims"], Float[Tensor, "n dims"], Scalar]:
         return self.heads(self.towers.image(pixels), self.towers.text(tokens))
 
-    @property
-    def k(self) -> int | None:
+    def _entries(self) -> int | None:
         # Training compares cut rows with whole ones, so the heads do not cut.
         return self.heads.k
 
