@@ -127,9 +127,7 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
         progress: bool = False,
     ) -> Iterator[csr_array]:
         """As `encode`, a batch of rows at a time: for more items than fit in memory."""
-        if k is not None and not 1 <= k <= self.dims:
-            raise ValueError(f"k must lie in 1..{self.dims}, the codes' width; got {k}")
-        self._warn_if_untrained()
+        self._check_can_encode(k)
         with self._evaluating():
             head = self._head(items)
             if k is not None and isinstance(head, nn.Sequential) and isinstance(head[-1], TopK):
@@ -298,7 +296,10 @@ class SparseModel(nn.Module, ModelHubMixin, library_name="ncl_multi"):
             **{name: value for name, value in values.items() if value != getattr(plain, name)}
         )
 
-    def _warn_if_untrained(self) -> None:
+    def _check_can_encode(self, k: int | None) -> None:
+        """Refuse a `k` beyond the codes' width; warn of an untrained head."""
+        if k is not None and not 1 <= k <= self.dims:
+            raise ValueError(f"k must lie in 1..{self.dims}, the codes' width; got {k}")
         if not self.trained:
             warnings.warn(
                 f"this head is untrained: its dimensions mean nothing yet. Call "

@@ -206,7 +206,9 @@ class EmbeddingObjective(nn.Module):
         super().__init__()
         self.model, self.data, self.ks = model, data, list(ks)
         self.temperature, self.imitation, self.noise = temperature, imitation, noise
-        self.means = [unit_embeddings(side).mean(dim=0) for side in data.sides[: len(model)]]
+        # One side has no dropout, and its unit rows would be a copy of all data.
+        dropped = data.sides if len(model) > 1 else []
+        self.means = [unit_embeddings(side).mean(dim=0) for side in dropped]
 
     def forward(self, batch: Int[Tensor, "n columns"]) -> tuple[Tensor, Tensor]:
         """The loss of these rows and of their partners, and their codes."""

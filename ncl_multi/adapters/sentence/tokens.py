@@ -81,9 +81,7 @@ class NonNegTokens(NonNegEncoder):
         batch_size: int | None = None,
         progress: bool = False,
     ) -> Iterator[csr_array]:
-        if k is not None and not 1 <= k <= self.dims:
-            raise ValueError(f"k must lie in 1..{self.dims}, the codes' width; got {k}")
-        self._warn_if_untrained()
+        self._check_can_encode(k)
         k = k or self.head.k
         with self._evaluating():
             head = self.head.fold()
