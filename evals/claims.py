@@ -37,27 +37,26 @@ from ncl_multi.report import markdown, save_figure, table, write_json
 
 
 def draw(path: Path, figures: Mapping[str, Row]) -> None:
-    """Plot the linear probe against sparsity and consistency, and SEPIN of twin and NCL."""
+    """Plot each activation's probe against sparsity and consistency, and SEPIN of both models."""
     from matplotlib.figure import Figure
 
-    def of(kind: str) -> list[Row]:
-        return [row for name, row in figures.items() if name.startswith(f"contrastive {kind} ")]
+    def of(part: str, kind: str) -> list[Row]:
+        return [row for name, row in figures.items() if name.startswith(f"{part} {kind} ")]
 
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    for kind in ("none", *NONNEGATIVE, *SIGNED):
-        if rows := of(kind):
-            label = "none (twin)" if kind == "none" else kind
-            probes = [np.mean(row["probe"]) for row in rows]
+    for kind in (*NONNEGATIVE, *SIGNED):
+        if rows := of("short", kind):
+            probes = [np.mean(row["short_probe"]) for row in rows]
             for axis, measure in ((left, "sparsity"), (middle, "class_consistency")):
-                axis.scatter([row[measure] for row in rows], probes, label=label)
+                axis.scatter([row[f"short_{measure}"] for row in rows], probes, label=kind)
     left.set(xlabel="sparsity of the head's output", ylabel="linear probe of the encoder")
     middle.set(xlabel="class consistency of the head's output", ylabel="linear probe")
     if left.collections:
         left.legend(frameon=False, fontsize="small")
     depths = ("1", "10", "100", "all")
     for kind, label in (("none", "twin"), ("relu", "NCL")):
-        rows = of(kind)
+        rows = of("contrastive", kind)
         for convention, style in (("fixed", "-"), ("renormalised", ":")):
             names = [f"sepin@{depth} {convention}" for depth in depths]
             if rows and all(name in rows[0] for name in names):

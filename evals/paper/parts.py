@@ -81,6 +81,8 @@ class Preset:
     jitter: float = 0.8
     temperature: float = 0.2
     seeds: tuple[int, ...] = (0, 1, 2)
+    short_epochs: int = 50
+    """Activations, temperatures and widths are compared with each other after so many."""
     labelled_epochs: int = 50
     sprite_steps: int = 10_000
 
@@ -88,13 +90,14 @@ class Preset:
 SMALL = Preset(
     model="resnet-small",
     hidden_dim=512,
-    epochs=60,
+    epochs=12,
     lr=2e-3,
     lars=False,
     view_scale=0.75,
     jitter=0.4,
-    labelled_epochs=10,
-    sprite_steps=2_000,
+    short_epochs=2,
+    labelled_epochs=2,
+    sprite_steps=1_000,
 )
 QUICK = replace(
     SMALL,
@@ -103,6 +106,7 @@ QUICK = replace(
     test_images=2_000,
     epochs=6,
     batch_size=128,
+    short_epochs=6,
     labelled_epochs=4,
     sprite_steps=200,
 )
@@ -139,10 +143,10 @@ class Parts:
                 (self.contrastive, ("untrained", *BOTH)),
                 (self.supervised, BOTH),
                 (posterior, BOTH),
-                (self.contrastive, (*NONNEGATIVE[1:], *SIGNED)),
+                (self.short, (*NONNEGATIVE, *SIGNED)),
                 (self.sprites, BOTH),
                 (self.supervised, changed),
-                (self.contrastive, curves if self.cfg.curves else ()),
+                (self.short, curves if self.cfg.curves else ()),
             ):
                 for variant in variants:
                     name = f"{measure.__name__} {variant} {seed}"
@@ -217,42 +221,60 @@ class Parts:
     def contrastive(self, variant: str, seed: int) -> Row:
         """SimCLR with this activation, and all measures of its features.
 
-        A variant may have a change, `relu+temperature=0.1`, and `untrained` is the network before
-        its first step.
+        `untrained` is the network before its first step, of which only the probe is measured.
         """
         from ncl_multi.adapters.vision.report import both_outputs, corrupted_hits, fine_tuned_hits
 
         p, name = self.preset, f"{variant}_{seed}"
         train, test = self.pictures
-        activation, _, change = variant.partition("+")
-        setting, _, value = change.partition("=")
-        width = {"hidden_dim": int(value)} if setting == "hidden_dim" else {}
-        options = {"temperature": float(value)} if setting == "temperature" else {}
-        model = self.model("none" if activation == "untrained" else activation, seed, **width)
-        if activation == "untrained":
+        model = self.model("none" if variant == "untrained" else variant, seed)
+        if variant == "untrained":
             h, test_h = (model.embed(images.images) for images in (train, test))
             return {"probe": _hits(LinearProbe.fit(h, train.y), test_h, test.y)}
-        model.fit(train, self.plan(name, seed, **options))
+        plan = self.plan(name, seed)
+        model.fit(train, plan)
         (h, z), (test_h, test_z) = (both_outputs(model, data).values() for data in (train, test))
-        about = {"model": p.model, "data": self.cfg.data, "seed": seed, "activation": activation}
+        about = {"model": p.model, "data": self.cfg.data, "seed": seed, "activation": variant}
         about |= {"output": "head", "normalised": False, "classes": test.classes}
         for split, codes, y in (("train", z, train.y), ("test", test_z, test.y)):
             where = self.out / "features" / name / f"{split}_head.safetensors"
             Features(codes, y, about=about | {"split": split}).save(where)
         probe = LinearProbe.fit(h, train.y)
         row: Row = activity_figures(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
-        if variant in BOTH:
-            worse = corrupted_hits(model, probe, test)
-            row |= {f"corrupted {kind}": hits.double().numpy() for kind, hits in worse.items()}
-            row["corrupted"] = np.mean([row[f"corrupted {kind}"] for kind in worse], axis=0)
-            for convention in ("renormalised", "fixed"):
-                scores = sepin(test_z, convention=convention)
-                row |= {f"sepin@{k} {convention}": score for k, score in scores.items()}
-            row |= _quarter(z, train.y, test_z, test.y, seed)
-            row |= _hard_labels(z, train.y, test_z, test.y, seed)
-            fine_tuned = fine_tuned_hits(model, train, test, epochs=p.labelled_epochs, seed=seed)
-            row["fine_tuned"] = fine_tuned.double().numpy()
-        return row
+        worse = corrupted_hits(model, probe, test)
+        row |= {f"corrupted {kind}": hits.double().numpy() for kind, hits in worse.items()}
+        row["corrupted"] = np.mean([row[f"corrupted {kind}"] for kind in worse], axis=0)
+        for convention in ("renormalised", "fixed"):
+            scores = sepin(test_z, convention=convention)
+            row |= {f"sepin@{k} {convention}": score for k, score in scores.items()}
+        row |= _quarter(z, train.y, test_z, test.y, seed)
+        row |= _hard_labels(z, train.y, test_z, test.y, seed)
+        fine_tuned = fine_tuned_hits(
+            model, train, test, epochs=p.labelled_epochs, view_scale=p.view_scale, seed=seed,
+            bf16=plan.on_this_machine().precision == "bf16",
+        )  # fmt: skip
+        return row | {"fine_tuned": fine_tuned.double().numpy()}
+
+    def short(self, variant: str, seed: int) -> Row:
+        """SimCLR for `short_epochs`: another activation or setting, `relu+temperature=0.1`.
+
+        The probe has 10,000 labels.
+        """
+        from ncl_multi.adapters.vision.report import both_outputs
+
+        train, test = self.pictures
+        known = train.first(10_000)
+        activation, _, change = variant.partition("+")
+        setting, _, value = change.partition("=")
+        width = {"hidden_dim": int(value)} if setting == "hidden_dim" else {}
+        options = {"temperature": float(value)} if setting == "temperature" else {}
+        model = self.model(activation, seed, **width)
+        epochs = self.preset.short_epochs
+        model.fit(train, self.plan(f"short_{variant}_{seed}", seed, epochs=epochs, **options))
+        test_h, test_z = both_outputs(model, test).values()
+        probe = LinearProbe.fit(model.embed(known), known.y)
+        row: Row = activity_figures(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
+        return {f"short_{measure}": value for measure, value in row.items()}
 
     def supervised(self, variant: str, seed: int) -> Row:
         """Cross entropy on the head's output: plain on signed codes, the paper's on others.

@@ -123,7 +123,7 @@ def judged(figures: Mapping[str, Row], seeds: Sequence[int]) -> dict[str, dict[s
         twin, ncl = values(claim.twin, claim.measure), values(claim.ncl, claim.measure)
         if ncl is not None and (twin is not None or not claim.paired):
             table[claim.says] = row(claim, twin, ncl)
-    probes = {kind: values(kind, "probe") for kind in (*NONNEGATIVE, *SIGNED)}
+    probes = {kind: values(kind, "short_probe") for kind in (*NONNEGATIVE, *SIGNED)}
     complete = {kind: probe for kind, probe in probes.items() if probe is not None}
     if len(complete) == len(probes):
         # ReLU against the best of the others, the worst non-negative one against the best signed.
@@ -149,7 +149,7 @@ def curves_of(figures: Mapping[str, Row]) -> dict[str, dict[str, str]]:
                 variant = f"{kind}+{setting}={x}"
                 rows = [row for name, row in figures.items() if name.split()[1] == variant]
                 for measure in ("probe", "class_consistency", "sparsity") if rows else ():
-                    cell = _spread(np.array([np.mean(row[measure]) for row in rows]))
+                    cell = _spread(np.array([np.mean(row[f"short_{measure}"]) for row in rows]))
                     table.setdefault(f"{setting} {x}", {})[f"{measure}, {model}"] = cell
     return table
 

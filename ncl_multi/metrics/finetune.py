@@ -23,13 +23,14 @@ def fine_tuned_predictions(
     epochs: int = 10,
     batch_size: int = 128,
     lr: float = 1e-3,
+    bf16: bool = False,
     seed: int = 0,
 ) -> Int[Tensor, " m"]:
     """Classes of test rows after a copy of the model, with a linear classifier, learnt the labels.
 
     `encode(model, x)` returns the output to classify: the encoder's or the head's. `augment` makes
     inputs of training rows, `prepare` of test rows. AdamW, cosine schedule, no choice is made on
-    test rows.
+    test rows. With `bf16` the model multiplies in bf16 while it is trained.
 
     Example:
         >>> x, y = torch.eye(4).repeat(20, 1), torch.arange(4).repeat(20)
@@ -66,7 +67,9 @@ def fine_tuned_predictions(
                 order = torch.randperm(len(train_x), generator=generator)
                 for rows in order[: len(order) // batch_size * batch_size].split(batch_size):
                     x = augment(train_x[rows].to(device))
-                    loss = F.cross_entropy(classifier(encode(model, x)), labels[rows].to(device))
+                    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                        logits = classifier(encode(model, x))
+                    loss = F.cross_entropy(logits.float(), labels[rows].to(device))
                     loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()

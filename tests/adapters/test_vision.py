@@ -22,6 +22,7 @@ from ncl_multi import info_nce, spectral  # noqa: E402
 from ncl_multi.adapters.vision.model import NonNegClassifier, NonNegVision, backbone, lars  # noqa: E402
 from ncl_multi.adapters.vision.objective import SimCLR, Supervised  # noqa: E402
 from ncl_multi.adapters.vision.views import Views, recolour, resampling  # noqa: E402
+from ncl_multi.data.pictures import ImageSet  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes/vision_ncl.py"
@@ -272,6 +273,15 @@ def test_a_classifier_returns_the_cross_entropy_of_its_codes(pictures):
     torch.testing.assert_close(loss, expected)
     assert (z >= 0).all()
     assert model.predict(pictures).shape == (8,)
+
+
+def test_a_classifier_trains_on_views_of_the_size_that_was_asked_for(pictures):
+    sides = []
+    model = NonNegClassifier("resnet-small", classes=3, dims=16)
+    model.encoder.register_forward_pre_hook(lambda _, given: sides.append(given[0].shape[-1]))
+    labelled = ImageSet(pictures.repeat(2, 1, 1, 1), torch.arange(16) % 3, ["a", "b", "c"])
+    model.fit(labelled, steps=1, batch_size=8, view_scale=0.5, device="cpu", progress=False)
+    assert sides == [16]
 
 
 def test_simclr_is_info_nce_of_two_views_or_the_spectral_loss(pictures):

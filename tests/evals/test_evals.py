@@ -250,11 +250,13 @@ def test_claims_are_judged_by_paired_differences_over_seeds_and_pictures():
     easy = draw.random(400)
     probes = {"none": 0.62, "relu": 0.6, "softplus": 0.3, "sigmoid": 0.3, "exp": 0.2}
     probes |= {"leaky_relu": 0.55, "gelu": 0.4, "untrained": 0.1}
-    figures = {
-        f"contrastive {kind} {seed}": {"probe": (easy < share + seed / 400).astype(float)}
+    hits = {
+        (kind, seed): (easy < share + seed / 400).astype(float)
         for kind, share in probes.items()
         for seed in range(3)
     }
+    figures = {f"contrastive {kind} {seed}": {"probe": hit} for (kind, seed), hit in hits.items()}
+    figures |= {f"short {kind} {seed}": {"short_probe": hit} for (kind, seed), hit in hits.items()}
     table = judged(figures, range(3))
     assert table["Linear probe, encoder"]["verdict"] == "not decided"
     assert table["Linear probe, encoder; twin: untrained network"]["verdict"] == "held"
@@ -341,7 +343,14 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
 
     parts = Parts(Config(out=tmp_path, device="cpu", seeds=(0,)))
     parts.preset = replace(
-        parts.preset, size=8, dims=16, hidden_dim=16, epochs=1, labelled_epochs=1, batch_size=64
+        parts.preset,
+        size=8,
+        dims=16,
+        hidden_dim=16,
+        epochs=1,
+        short_epochs=1,
+        labelled_epochs=1,
+        batch_size=64,
     )
     vars(parts)["pictures"] = digits("train").first(128), digits("test").first(64)
     row = parts.contrastive("relu", 0) | parts.supervised("relu", 0)
@@ -350,8 +359,12 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
     assert asked - others - {"stability"} <= row.keys()
     assert (tmp_path / "features" / "relu_0" / "test_head.safetensors").exists()
     assert len(parts.contrastive("untrained", 0)["probe"]) == 64
-    changed = parts.contrastive("relu+temperature=0.5", 0)
-    assert changed["correlation"] != row["correlation"]
+    short = parts.short("relu", 0)
+    # As many epochs here, so the same model.
+    assert short["short_correlation"] == pytest.approx(row["correlation"])
+    changed = parts.short("relu+temperature=0.5", 0)
+    assert changed["short_correlation"] != pytest.approx(row["correlation"])
+    assert len(parts.short("gelu+hidden_dim=8", 0)["short_probe"]) == 64
     for change in ("batch_norm", "bias", "scale"):
         assert len(parts.supervised(f"none+{change}", 0)["supervised"]) == 64
 

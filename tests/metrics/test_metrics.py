@@ -215,6 +215,23 @@ def test_fine_tuning_leaves_the_model_as_it_was():
     assert torch.equal(model.weight, before)
 
 
+def test_fine_tuning_in_bf16_multiplies_in_it_and_keeps_weights_in_fp32():
+    x, y = torch.eye(4).repeat(10, 1), torch.arange(4).repeat(10)
+    seen = []
+
+    def encode(model, inputs):
+        h = model(inputs)
+        if model.training:
+            seen.append((h.dtype, model.weight.dtype))
+        return h
+
+    got = metrics.fine_tuned_predictions(
+        torch.nn.Linear(4, 8), encode, (x, y), (x, y), epochs=20, batch_size=8, lr=0.05, bf16=True
+    )
+    assert torch.equal(got, y)
+    assert set(seen) == {(torch.bfloat16, torch.float32)}
+
+
 # Intervals
 
 

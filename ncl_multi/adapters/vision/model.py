@@ -202,7 +202,8 @@ class NonNegClassifier(NonNegVision):
                 f"a classifier needs images with labels, an ImageSet; got {type(data).__name__}"
             )
         config = config.for_rows(len(data), "images")
-        views = Views(self.size, scale=(0.4, 1.0), jitter_share=0.0, grey_share=0.0)
+        side = max(1, round(config.view_scale * self.size))
+        views = Views(side, scale=(0.4, 1.0), jitter_share=0.0, grey_share=0.0)
         _train(Supervised(self, views), data, config)
         return {"data": data.name or "images", "images": len(data), "labels": True}
 

@@ -117,10 +117,18 @@ def both_outputs(model: NonNegVision, images: ImageSet) -> dict[str, Tensor]:
 
 
 def fine_tuned_hits(
-    model: NonNegVision, train: ImageSet, test: ImageSet, *, epochs: int = 10, seed: int = 0
+    model: NonNegVision,
+    train: ImageSet,
+    test: ImageSet,
+    *,
+    epochs: int = 10,
+    view_scale: float = 1.0,
+    bf16: bool = False,
+    seed: int = 0,
 ) -> Tensor:
     """Which test images a copy of the encoder, fine-tuned on labels, classifies correctly."""
-    views = Views(model.size, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
+    side = max(1, round(view_scale * model.size))
+    views = Views(side, scale=(0.5, 1.0), jitter=0.0, hue=0.0, grey_share=0.0)
 
     def encode(trained: nn.Module, x: Tensor) -> Tensor:
         return cast(NonNegVision, trained).represent(x)
@@ -133,6 +141,7 @@ def fine_tuned_hits(
         augment=views,
         prepare=model.prepare,
         epochs=epochs,
+        bf16=bf16,
         seed=seed,
     )
     return predicted == test.y
