@@ -355,8 +355,9 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
     vars(parts)["pictures"] = digits("train").first(128), digits("test").first(64)
     row = parts.contrastive("relu", 0) | parts.supervised("relu", 0)
     others = {"posterior", "disentanglement", "sepin@100 fixed", "sepin@100 renormalised"}
+    others |= {"stability", "gate_gain"}
     asked = {claim.measure for claim in CLAIMS + FOLLOW_UPS}
-    assert asked - others - {"stability"} <= row.keys()
+    assert asked - others <= row.keys()
     assert (tmp_path / "features" / "relu_0" / "test_head.safetensors").exists()
     assert len(parts.contrastive("untrained", 0)["probe"]) == 64
     short = parts.short("relu", 0)
@@ -365,8 +366,28 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
     changed = parts.short("relu+temperature=0.5", 0)
     assert changed["short_correlation"] != pytest.approx(row["correlation"])
     assert len(parts.short("gelu+hidden_dim=8", 0)["short_probe"]) == 64
+    gated = parts.gated("relu", 0)
+    assert 0 <= gated["gated_active"] <= 16
+    assert gated["gate_gain"] == gated["gated_consistency"] - gated["cut_consistency"]
     for change in ("batch_norm", "bias", "scale"):
         assert len(parts.supervised(f"none+{change}", 0)["supervised"]) == 64
+
+
+def test_a_gate_is_open_or_closed_and_learns_from_its_probability():
+    pytest.importorskip("timm")
+    from paper.gate import Gate, divergence
+
+    torch.manual_seed(0)
+    gate, z = Gate(6, 5), torch.rand(20, 6, requires_grad=True)
+    gated, open_ = gate(z)
+    assert torch.equal(gated, z * (open_ > 0.5))
+    gated.sum().backward()
+    assert torch.equal(z.grad, (open_ > 0.5).float())
+    assert all(weight.grad.abs().sum() > 0 for weight in gate.parameters())
+    assert divergence(torch.full((3, 4), 0.8)).item() == pytest.approx(0, abs=1e-7)
+    p = torch.tensor([[0.5, 0.9]], dtype=torch.float64)
+    by_hand = sum(x * math.log(x / 0.8) + (1 - x) * math.log((1 - x) / 0.2) for x in (0.5, 0.9))
+    assert divergence(p).item() == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_stability_over_seeds_pairs_each_seed_with_the_next(tmp_path):
