@@ -5,11 +5,12 @@ in the order of their purity: a random sample, not the best ones.
 
 Usage:
     python evals/dimensions.py runs/vision_ncl --out docs/dimensions.png
+    python evals/dimensions.py runs/claims/small
 """
 
 import io
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ class Config:
     """Dimensions of NCL and of its twin with their strongest pictures."""
 
     run: tyro.conf.Positional[Path]
-    """A run folder of `recipes/vision_ncl.py` with a twin."""
+    """A run folder of `recipes/vision_ncl.py` with a twin, or of `evals/claims.py`."""
     out: Path = Path("dimensions.png")
     """File for the picture."""
     seed: int = 0
@@ -76,17 +77,35 @@ def show(axes: "Axes", title: str, features: Features, seed: int) -> list[str]:
     return labels
 
 
+def features_of(run: Path, model: str) -> Features:
+    """Test features of `ncl` or of `twin`, with their pictures."""
+    folders = {"ncl": ("features", "features/relu_0"), "twin": ("twin/features", "features/none_0")}
+    files = [run / folder / "test_head.safetensors" for folder in folders[model]]
+    path = next((file for file in files if file.exists()), None)
+    if path is None:
+        raise FileNotFoundError(
+            f"{files[0]} does not exist: train both with recipes/vision_ncl.py, or {files[1]} with "
+            f"evals/claims.py --only contrastive"
+        )
+    features = Features.load(path)
+    if features.thumbnails is not None or "data" not in features.about:
+        return features
+    from ncl_multi import data
+    from ncl_multi.data.pictures import thumbnails
+
+    test = data.images(features.about["data"], "test").first(len(features))
+    items = [test.classes[label] for label in test.y.tolist()]
+    return replace(features, items=items, thumbnails=thumbnails(test))
+
+
 def main(cfg: Config) -> None:
     from matplotlib.figure import Figure
 
-    models = {"Non-negative": cfg.run, "Signed twin": cfg.run / "twin"}
+    models = {"Non-negative": "ncl", "Signed twin": "twin"}
     figure = Figure(figsize=(13.6, 5.4), layout="constrained")
     row: dict[str, Any] = {"run": str(cfg.run), "seed": cfg.seed}
-    for axes, (title, folder) in zip(figure.subplots(1, 2), models.items(), strict=True):
-        path = folder / "features" / "test_head.safetensors"
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist: train both with recipes/vision_ncl.py")
-        row[title] = show(axes, title, Features.load(path), cfg.seed)
+    for axes, (title, model) in zip(figure.subplots(1, 2), models.items(), strict=True):
+        row[title] = show(axes, title, features_of(cfg.run, model), cfg.seed)
     save_figure(figure, cfg.out, dpi=100)
     print_json(row | {"out": str(cfg.out)})
 

@@ -435,6 +435,12 @@ def test_dimensions_are_drawn_with_their_strongest_pictures_for_both_models(run,
     (tmp_path / "twin/features/test_head.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="train both with recipes/vision_ncl"):
         run("dimensions", tmp_path)
+    # Features of the claims have no pictures, but say which data they are of.
+    for kind, z in zip(("relu", "none"), codes.values(), strict=True):
+        features = Features(z, images.y, about={"data": "digits"})
+        features.save(tmp_path / f"claims/features/{kind}_0/test_head.safetensors")
+    (again,) = run("dimensions", tmp_path / "claims", "--out", tmp_path / "again.png")
+    assert again["Non-negative"] == row["Non-negative"]
 
 
 # Data that only evals use

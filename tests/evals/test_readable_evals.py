@@ -122,3 +122,50 @@ def test_stability_refuses_runs_that_cannot_be_compared(run, tmp_path):
     other = Features(z, items=["x"] * 60).save(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="different items"):
         run("stability", tmp_path / "a" / "features" / "test.safetensors", other)
+
+
+def test_overlap_tells_dimensions_of_one_kind_from_those_of_several(run, tmp_path):
+    row = torch.arange(80)
+    shape, place = row // 40, row // 20 % 2
+    # Each twenty has its strongest row first, but for the third dimension; the last fills rows up
+    # to unit length.
+    first, last = 0.5 - row % 20 * 0.01, 0.3 + row % 20 * 0.01
+    z = torch.stack([(shape == 0) * first, (shape == 1) * (place == 0) * first, last], dim=1)
+    z = torch.cat([z, (1 - z.square().sum(dim=1, keepdim=True)).sqrt()], dim=1)
+    factors = torch.stack([shape, place, row // 2], dim=1)
+    about = {"factors": ["shape", "place", "angle"]}
+    path = Features(z, factors, about=about).save(tmp_path / "sprites.safetensors")
+    (row,), printed = run("overlap", path, "--out", tmp_path / "rows.json")
+    assert [row[f"{kind}, shown by"] for kind in about["factors"]] == [0.75, 0.5, 0.5]
+    assert (row["one kind"], row["several kinds"], row["no kind"]) == (0.25, 0.5, 0.25)
+    assert "several kinds" in printed
+    assert list(json.loads((tmp_path / "rows.json").read_text()).values()) == [row]
+
+
+def test_overlap_reads_groups_of_classes_and_refuses_unknown_ones(run, tmp_path):
+    from ncl_multi.data.cifar import CLASSES
+
+    y = torch.arange(10).repeat_interleave(20)
+    animal = torch.isin(y, torch.tensor([2, 3, 4, 5, 6, 7]))
+    spread = animal * (torch.arange(200) % 20) * 0.05
+    z = torch.stack([y == 0, animal, spread], dim=1).float()
+    path = Features(z, y, about={"classes": CLASSES}).save(tmp_path / "c.safetensors")
+    (row,), _ = run("overlap", path)
+    assert (row["class, shown by"], row["group, shown by"]) == (pytest.approx(1 / 3), 1.0)
+    other = Features(z, y % 3, about={"classes": list("abc")}).save(tmp_path / "o.safetensors")
+    with pytest.raises(ValueError, match="not known: give a JSON file"):
+        run("overlap", other)
+    groups = tmp_path / "groups.json"
+    groups.write_text(json.dumps({"first": ["a"], "rest": ["b"]}))
+    with pytest.raises(ValueError, match="every class needs a group; without one: c"):
+        run("overlap", other, "--coarse", groups)
+    groups.write_text(json.dumps({"first": ["a"], "rest": ["b", "c"]}))
+    assert "group, purity@10" in run("overlap", other, "--coarse", groups)[0][0]
+
+
+def test_the_groups_of_cifar_have_each_class_once():
+    coarse = runpy.run_path(str(EVALS / "overlap.py"))["COARSE"]
+    for name, count in (("cifar10", 10), ("cifar100", 100)):
+        classes = [c for members in coarse[name].values() for c in members]
+        assert len(classes) == len(set(classes)) == count
+    assert {len(members) for members in coarse["cifar100"].values()} == {5}
