@@ -371,14 +371,21 @@ def ward(centres: Float[Tensor, "n d"], sizes: Int[Tensor, " n"], k: int) -> Flo
     rise = torch.cdist(around, around).square() * rows[:, None] * rows / (rows[:, None] + rows)
     rise.fill_diagonal_(torch.inf)
     cluster, total = torch.arange(len(centres), device=centres.device), rows.clone()
+    least, partner = rise.min(dim=1)
     for _ in range(len(centres) - k):
-        a, b = divmod(int(rise.argmin()), len(centres))
+        a = int(least.argmin())
+        b = int(partner[a])
         # The rise of joining both with a third, by the formula of Lance and Williams.
         joined = (total[a] + total) * rise[a] + (total[b] + total) * rise[b] - total * rise[a, b]
         rise[a] = rise[:, a] = joined / (total[a] + total[b] + total)
         rise[b] = rise[:, b] = torch.inf
         total[a] += total[b]
         cluster[cluster == b] = a
+        # A joined cluster is never nearer to a third than the nearer of its two parts was, so only
+        # those that had one of them as their partner look for another.
+        stale = (partner == a) | (partner == b)
+        stale[[a, b]] = True
+        least[stale], partner[stale] = rise[stale].min(dim=1)
     _, cluster = cluster.unique(return_inverse=True)
     sums = around.new_zeros(int(cluster.max()) + 1, centres.shape[1])
     weight = around.new_zeros(len(sums)).index_add_(0, cluster, rows)
