@@ -133,7 +133,7 @@ def unit_csr(code: Code, *, signed: bool = False) -> csr_array:
     if not signed and z.nnz and z.data.min() < 0:
         raise ValueError(
             f"codes must be non-negative; got {z.data.min():.4g}. Parts of signed codes cancel: "
-            f"train with activation='relu'"
+            f"train with activation='relu', and pass codes of encode, not of queries"
         )
     return normalise_rows(z)
 
