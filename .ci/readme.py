@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
 SPREAD = re.compile(rf"(?:\(|± )({NUMBER.pattern})")
 PAGES = ("README.md", "docs/results.md")
-PRINTS = ("python evals/table.py", "cat ")
+PRINTS = ("python evals/table.py", "python evals/claims.py --preset small --show", "cat ")
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:

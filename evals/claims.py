@@ -5,6 +5,7 @@ Usage:
     python evals/claims.py --preset small       # all of CIFAR-10 on two cores: hours, resumable
     python evals/claims.py --preset paper       # the paper's CIFAR-10 settings, for a GPU
     python evals/claims.py --preset small --minutes 60 --only contrastive
+    python evals/claims.py --preset small --show
 
 The figures of each part are saved in `<out>/parts`; the same command resumes. Parts of other
 settings or versions are refused. On a CPU several parts run in parallel, one per core, and log to
@@ -17,6 +18,7 @@ accuracies, over the test pictures as well; it needs three seeds. When all parts
 measured, the table is written to `evals/results/<preset>.json`, with versions and commits.
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -113,7 +115,19 @@ def _parts(cfg: Config) -> Parts:
     return Parts(cfg)
 
 
+def shown(path: Path) -> str:
+    """The table of a results file, as markdown."""
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: measure it with --preset {path.stem}")
+    whole = json.loads(path.read_text())
+    tables = {f"claim, {len(whole['seeds'])} seeds": whole["rows"], "curve": whole["curves"]}
+    return "\n\n".join(markdown(title, rows) for title, rows in tables.items() if rows)
+
+
 def main(cfg: Config) -> None:
+    if cfg.show:
+        print(shown(cfg.results / f"{cfg.preset}.json"))
+        return
     parts, start = Parts(cfg), time.perf_counter()
     if not parts.all():
         raise SystemExit(f"no part's name starts with {cfg.only!r}")

@@ -61,6 +61,8 @@ class Config:
     """Precision of training."""
     results: Path = Path(__file__).parents[1] / "results"
     """Folder for the table of a preset whose parts are all measured."""
+    show: bool = False
+    """Only print the table that is there, as markdown."""
 
 
 @dataclass(frozen=True)

@@ -320,6 +320,10 @@ def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, caps
     assert row["verdict"] == "held"
     assert row["95 % interval"] == "+30.0 [+30.0, +30.0]"
     assert set(whole["versions"]) == {"ncl_multi", "torch", "timm"}
+    claims["main"](claims["Config"](show=True, **where))
+    assert "| Class consistency, head | 10.0" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"small\.json does not exist: measure it"):
+        claims["main"](claims["Config"](preset="small", show=True, **where))
     assert len(whole["commits"]) == 1
 
 
