@@ -14,28 +14,28 @@ and budget.
 
 A claim is held if the whole 95 % interval of the difference is on its side of the goal, not held if
 the whole interval is on the other side, else not decided. The interval is over seeds and, for
-accuracies, over the test pictures as well; it needs three seeds. When all parts of a preset are
-measured, the table is written to `evals/results/<preset>.json`, with versions and commits.
+accuracies, over the test pictures as well; it needs three seeds. The table and the figures of all
+parts are written to `evals/results/<preset>.json`, with versions and commits. Another machine
+measures what that file does not have.
 """
 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from itertools import starmap
 from pathlib import Path
 
 import numpy as np
 import torch
 import tyro
-from paper.parts import NONNEGATIVE, SIGNED, Config, Parts, Row, commits, stability_rows
+from paper.parts import NONNEGATIVE, SIGNED, Parts
+from paper.store import Config, Row
 from paper.verdicts import FOLLOW_UPS, curves_of, judged
 from tqdm.auto import tqdm
 
-from ncl_multi.files import atomic
 from ncl_multi.log import show_messages
-from ncl_multi.report import markdown, save_figure, table, write_json
+from ncl_multi.report import markdown, save_figure, table
 
 
 def draw(path: Path, figures: Mapping[str, Row]) -> None:
@@ -71,43 +71,45 @@ def draw(path: Path, figures: Mapping[str, Row]) -> None:
     save_figure(figure, path)
 
 
-def measured(parts: Parts) -> Iterator[tuple[str, Row | None]]:
-    """Name and figures of every part, as they finish; None if out of time."""
+def measure(parts: Parts) -> None:
+    """Measure the parts that are wanted and have no figures, until out of time."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
     minutes = parts.cfg.minutes
     end = float("inf") if minutes is None else time.time() + 60 * minutes
-    names = list(parts.all())
+    names = parts.wanted
     on_cpu = parts.cfg.device == "cpu" or not torch.accelerator.is_available()
     jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
-    if jobs == 1 or not names:
-        for name, run in parts.all().items():
-            due = time.time() < end or parts.path(name).exists()
-            yield name, parts.cached(name, run) if due else None
-        return
     (parts.out / "parts").mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(_apart, parts.cfg, name, end): name for name in names}
-        try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with tqdm(total=len(names), desc="claims", unit="part") as bar:
+        if jobs == 1:
+            for name in names:
+                if time.time() < end or parts.path(name).exists():
+                    parts.measure(name)
+                bar.update()
+            return
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            try:
+                waiting = [pool.submit(_apart, parts.cfg, name, end) for name in names]
+                for future in as_completed(waiting):
+                    future.result()
+                    bar.update()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
 
-def _apart(cfg: Config, name: str, end: float) -> Row | None:
+def _apart(cfg: Config, name: str, end: float) -> None:
     """One part in a separate process with one thread; its progress bars go to a file."""
     from contextlib import redirect_stderr
 
     torch.set_num_threads(1)
     parts = _parts(cfg)
-    if time.time() >= end and not parts.path(name).exists():
-        return None
-    log = parts.path(name).with_suffix(".log")
-    with log.open("a") as file, redirect_stderr(file):
-        return parts.cached(name, parts.all()[name])
+    if time.time() < end or parts.path(name).exists():
+        log = parts.path(name).with_suffix(".log")
+        with log.open("a") as file, redirect_stderr(file):
+            parts.measure(name)
 
 
 @cache
@@ -116,58 +118,49 @@ def _parts(cfg: Config) -> Parts:
 
 
 def shown(path: Path) -> str:
-    """The table of a results file, as markdown."""
+    """The table of a record, as markdown."""
     if not path.exists():
         raise SystemExit(f"{path} does not exist: measure it with --preset {path.stem}")
-    whole = json.loads(path.read_text())
-    tables = {f"claim, {len(whole['seeds'])} seeds": whole["rows"], "curve": whole["curves"]}
+    record = json.loads(path.read_text())
+    tables = {f"claim, {len(record['seeds'])} seeds": record["rows"], "curve": record["curves"]}
     return "\n\n".join(markdown(title, rows) for title, rows in tables.items() if rows)
 
 
 def main(cfg: Config) -> None:
-    if cfg.show:
-        print(shown(cfg.results / f"{cfg.preset}.json"))
-        return
     parts, start = Parts(cfg), time.perf_counter()
-    if not parts.all():
+    if cfg.show:
+        print(shown(parts.record))
+        return
+    if not parts.wanted:
         raise SystemExit(f"no part's name starts with {cfg.only!r}")
     try:
         _ = parts.pictures
     except FileNotFoundError as error:
         raise SystemExit(f"preset {cfg.preset} needs {cfg.data}: {error} (--data)") from error
-    by_name = dict(tqdm(measured(parts), desc="claims", unit="part", total=len(parts.all())))
-    figures = {name: row for name in parts.all() if (row := by_name[name]) is not None}
-    if len(figures) < len(by_name):
-        print(f"{len(figures)} of {len(by_name)} parts are measured; the same command resumes")
-    figures |= stability_rows(parts.out, parts.preset.seeds)
-    rows = judged(figures, parts.preset.seeds)
-    if not rows:
-        print(f"{len(figures)} parts done; the table needs twin and NCL of every seed")
-        return
+    parts.restore()
+    measure(parts)
+    parts.compare_seeds()
+    figures = {name: parts.read(name) for name in parts.measured}
+    if parts.missing:
+        left = f"{len(parts.missing)} of {len(parts.table)} parts"
+        print(f"{left} are not measured yet; the same command resumes")
+    rows, curves = judged(figures, parts.preset.seeds), curves_of(figures)
     seeds = f"{len(parts.preset.seeds)} seeds, mean ± spread"
     tables = {f"The paper's claims, preset {cfg.preset}, {cfg.data}, {seeds}": rows}
-    if curves := curves_of(figures):
-        tables["By temperature and by projector width"] = curves
+    tables |= {"By temperature and by projector width": curves}
     for title, content in tables.items():
-        table(title, content)
-    with atomic(parts.out / "claims.md") as unfinished:
-        unfinished.write_text("\n\n".join(starmap(markdown, tables.items())) + "\n")
-    means = {
-        name: {measure: float(np.mean(value)) for measure, value in row.items()}
-        for name, row in figures.items()
-    }
-    whole = parts.settings | {"commits": commits(parts), "seeds": parts.preset.seeds, "rows": rows}
-    whole |= {"curves": curves, "parts": means}
-    write_json(parts.out / "claims.json", whole)
+        if content:
+            table(title, content)
+    if cfg.seeds is None:
+        written = parts.write_record(rows=rows, curves=curves)
+        kept = "has other settings or versions: it stays until all parts are measured"
+        print(f"{parts.record} {'is written' if written else kept}")
     draw(parts.out / "claims.png", figures)
-    complete = not cfg.only and cfg.seeds is None and len(figures) >= len(by_name)
-    if complete and all(value is not None for value in by_name.values()):
-        print(f"written to {write_json(cfg.results / f'{cfg.preset}.json', whole)}")
     of_paper = [row for name, row in rows.items() if name not in {c.says for c in FOLLOW_UPS}]
     words = [row["verdict"] for row in of_paper]
     print(
         f"of the paper's {len(words)}: {words.count('held')} held, {words.count('NOT held')} not "
-        f"held; {time.perf_counter() - start:.0f} s; {parts.out / 'claims.md'}"
+        f"held; {time.perf_counter() - start:.0f} s; {parts.out / 'claims.png'}"
     )
 
 

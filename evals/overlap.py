@@ -108,7 +108,8 @@ def overlap(z: Any, labels: Mapping[str, Tensor]) -> dict[str, float]:
         >>> found["left, shown by"], found["several kinds"]
         (1.0, 1.0)
     """
-    row, shown = {}, []
+    row: dict[str, float] = {}
+    shown = []
     for kind, y in labels.items():
         by_dimension, chance = dimension_purity(z, y), chance_purity(y)
         readable = ~np.isnan(by_dimension)

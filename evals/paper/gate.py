@@ -1,10 +1,12 @@
 """BayesNCL's gate (arXiv 2605.28441): which entries of a code count, decided by a small network."""
 
 from collections.abc import Iterable
+from math import log
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ncl_multi import info_nce
 from ncl_multi.adapters.vision.model import NonNegVision
@@ -28,10 +30,11 @@ class Gate(nn.Module):
         )
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The gated codes, and the probability of each gate to be open."""
-        open_ = self.logits(z.detach().float()).sigmoid()
-        straight = (open_ > 0.5).float() + (open_ - open_.detach())
-        return z * straight, open_
+        """The gated codes, and the logit of each gate's probability to be open."""
+        logits = self.logits(z.detach().float())
+        open_ = logits.sigmoid()
+        straight = (logits > 0).float() + (open_ - open_.detach())
+        return z * straight, logits
 
 
 class Gated(nn.Module):
@@ -44,9 +47,9 @@ class Gated(nn.Module):
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
         images = batch if isinstance(batch, Tensor) else batch[0]
-        z, open_ = self.gate(self.model(self.views(torch.cat([images, images]))))
+        z, logits = self.gate(self.model(self.views(torch.cat([images, images]))))
         loss = info_nce(*z.chunk(2), temperature=self.temperature, within_view=True)
-        return loss + _PRIOR * divergence(open_), z
+        return loss + _PRIOR * divergence(logits), z
 
     def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """AdamW with the gate's own learning rate."""
@@ -55,9 +58,9 @@ class Gated(nn.Module):
         return torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
 
 
-def divergence(open_: Tensor) -> Tensor:
+def divergence(logits: Tensor) -> Tensor:
     """Mean over rows of the divergence of the gates from the prior, in nats."""
-    closed = 1 - open_
-    prior = torch.tensor(_OPEN)
-    terms = torch.xlogy(open_, open_ / prior) + torch.xlogy(closed, closed / (1 - prior))
+    open_ = logits.sigmoid()
+    terms = open_ * (F.logsigmoid(logits) - log(_OPEN))
+    terms = terms + (1 - open_) * (F.logsigmoid(-logits) - log(1 - _OPEN))
     return terms.sum(dim=1).mean()

@@ -1,11 +1,9 @@
 """The trainings behind the paper's claims, and the figures of each."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from ncl_multi.metrics import (
     sepin,
     stability,
 )
+from paper.store import Row, Store, own_commit
 
 NONNEGATIVE = ("relu", "softplus", "sigmoid", "exp")
 SIGNED = ("leaky_relu", "gelu")
@@ -31,100 +30,10 @@ CURVES = {"temperature": (0.05, 0.1, 0.2, 0.5), "hidden_dim": (64, 256, 1024)}
 CHANGES = ("batch_norm", "bias", "scale")
 SEEDS_FOR_A_VERDICT = 3
 WRONG_LABELS, FEW_PER_CLASS = 0.4, 10
-Row = dict[str, Any]
-"""A measure is a number, or an array with one number per test picture."""
 
 
-@dataclass(frozen=True)
-class Config:
-    """The paper's claims, measured."""
-
-    preset: Literal["quick", "small", "paper"] = "quick"
-    """A part of CIFAR-10 for CI, all of it for hours of two cores, or the paper's, for a GPU."""
-    data: str = "cifar10"
-    """Pictures with labels: `cifar10`, `hf:<name>`, or a folder with one folder per class."""
-    out: Path | None = None
-    """Folder for the parts' figures, models and features; None is `runs/claims/<preset>`."""
-    only: str = ""
-    """Run only the parts whose name starts with this."""
-    minutes: float | None = None
-    """Do not start further parts after this many minutes."""
-    curves: bool = False
-    """Also train with other temperatures and projector widths."""
-    seeds: tuple[int, ...] | None = None
-    """Seeds to average over; None leaves it to the preset."""
-    device: str | None = None
-    """`cpu`, `cuda`, ...; None takes the best there is."""
-    jobs: int | None = None
-    """Parts that run in parallel; None for one per core, or one if there is a GPU."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of training."""
-    results: Path = Path(__file__).parents[1] / "results"
-    """Folder for the table of a preset whose parts are all measured."""
-    show: bool = False
-    """Only print the table that is there, as markdown."""
-
-
-@dataclass(frozen=True)
-class Preset:
-    """How large everything is."""
-
-    model: str = "resnet18"
-    dims: int = 256
-    hidden_dim: int = 2048
-    size: int = 32
-    images: int | None = None
-    test_images: int | None = None
-    epochs: int = 200
-    batch_size: int = 256
-    lr: float = 0.4
-    lars: bool = True
-    view_scale: float = 1.0
-    jitter: float = 0.8
-    temperature: float = 0.2
-    seeds: tuple[int, ...] = (0, 1, 2)
-    short_epochs: int = 50
-    """Activations, temperatures and widths are compared with each other after so many."""
-    labelled_epochs: int = 50
-    sprite_steps: int = 10_000
-
-
-SMALL = Preset(
-    model="resnet-small",
-    hidden_dim=512,
-    epochs=10,
-    lr=4e-3,
-    lars=False,
-    view_scale=0.75,
-    jitter=0.4,
-    short_epochs=2,
-    labelled_epochs=2,
-    sprite_steps=1_000,
-)
-QUICK = replace(
-    SMALL,
-    hidden_dim=256,
-    images=5_000,
-    test_images=2_000,
-    epochs=6,
-    batch_size=128,
-    lr=2e-3,
-    short_epochs=6,
-    labelled_epochs=4,
-    sprite_steps=200,
-)
-PRESETS = {"quick": QUICK, "small": SMALL, "paper": Preset()}
-
-
-class Parts:
-    """The trainings and their figures, each saved in a separate file."""
-
-    def __init__(self, cfg: Config):
-        self.cfg = cfg
-        self.preset = PRESETS[cfg.preset]
-        self.out = cfg.out or Path("runs/claims") / cfg.preset
-        if cfg.seeds:
-            self.preset = replace(self.preset, seeds=cfg.seeds)
+class Parts(Store):
+    """The trainings and what is measured of each."""
 
     @cached_property
     def pictures(self) -> tuple[Any, Any]:
@@ -136,6 +45,7 @@ class Parts:
         )
         return train.first(p.images), test.first(p.test_images)
 
+    @cached_property
     def all(self) -> dict[str, Callable[[], Row]]:
         """Names and functions, ordered by seed, so that an interrupted run has complete seeds."""
         changed = [f"{kind}+{change}" for change in CHANGES for kind in BOTH]
@@ -150,12 +60,12 @@ class Parts:
                 (self.gated, ("relu",)),
                 (self.sprites, BOTH),
                 (self.supervised, changed),
-                (self.short, curves if self.cfg.curves else ()),
+                (self.short, curves),
             ):
                 for variant in variants:
                     name = f"{measure.__name__} {variant} {seed}"
                     parts[name] = partial(measure, variant, seed)
-        return {name: run for name, run in parts.items() if name.startswith(self.cfg.only)}
+        return parts
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -174,32 +84,27 @@ class Parts:
             | {name: version(name) for name in ("torch", "timm")},
         }
 
-    def path(self, name: str) -> Path:
-        """File of a part's figures."""
-        return self.out / "parts" / f"{name.replace(' ', '_')}.json"
+    @cached_property
+    def compared(self) -> list[str]:
+        """Names of the figures of `compare_seeds`."""
+        return [f"stability {kind} {seed}" for kind in BOTH for seed in self.preset.seeds]
 
-    def cached(self, name: str, run: Callable[[], Row]) -> Row:
-        """The part's figures, from its file if the same settings and versions wrote one."""
-        from ncl_multi.files import atomic
+    def compare_seeds(self) -> None:
+        """Stability of each seed's dimensions against the next seed's, for both models.
 
-        path = self.path(name)
-        if path.exists():
-            stored = json.loads(path.read_text())
-            for setting, value in self.settings.items():
-                if stored.get(setting) != value:
-                    raise ValueError(
-                        f"{path} was measured with different {setting}: {stored.get(setting)}, now "
-                        f"{value}; choose another --out, or delete the folder"
-                    )
-            return {
-                measure: np.array(value) if isinstance(value, list) else value
-                for measure, value in stored["figures"].items()
-            }
-        figures = run()
-        row = self.settings | {"commit": _commit(), "figures": figures}
-        with atomic(path) as unfinished:
-            unfinished.write_text(json.dumps(row, default=np.ndarray.tolist))
-        return figures
+        Each seed is in two pairs, so the pairs depend on each other and their interval is too
+        narrow.
+        """
+        seeds = self.preset.seeds
+        for kind in BOTH if len(seeds) >= SEEDS_FOR_A_VERDICT else ():
+            folders = [self.out / "features" / f"{kind}_{seed}" for seed in seeds]
+            files = [folder / "test_head.safetensors" for folder in folders]
+            if not all(file.exists() for file in files):
+                continue
+            z = [Features.load(file).z for file in files]
+            for seed, current, following in zip(seeds, z, [*z[1:], z[0]], strict=True):
+                row = {"stability": stability(current, following)}
+                self._write(f"stability {kind} {seed}", {"commit": own_commit(), "figures": row})
 
     def plan(self, name: str, seed: int, **changes: Any) -> Any:
         """How a part is trained."""
@@ -246,8 +151,7 @@ class Parts:
         probe = LinearProbe.fit(h, train.y)
         row: Row = activity_figures(test_z, test.y) | {"probe": _hits(probe, test_h, test.y)}
         worse = corrupted_hits(model, probe, test)
-        row |= {f"corrupted {kind}": hits.double().numpy() for kind, hits in worse.items()}
-        row["corrupted"] = np.mean([row[f"corrupted {kind}"] for kind in worse], axis=0)
+        row |= {f"corrupted {kind}": hits.numpy() for kind, hits in worse.items()}
         for convention in ("renormalised", "fixed"):
             scores = sepin(test_z, convention=convention)
             row |= {f"sepin@{k} {convention}": score for k, score in scores.items()}
@@ -257,7 +161,7 @@ class Parts:
             model, train, test, epochs=p.labelled_epochs, view_scale=p.view_scale, seed=seed,
             bf16=plan.on_this_machine().precision == "bf16",
         )  # fmt: skip
-        return row | {"fine_tuned": fine_tuned.double().numpy()}
+        return row | {"fine_tuned": fine_tuned.numpy()}
 
     def short(self, variant: str, seed: int) -> Row:
         """SimCLR for `short_epochs`: another activation or setting, `relu+temperature=0.1`.
@@ -333,7 +237,7 @@ class Parts:
         )
         with torch.inference_mode():
             guess = classifier.cpu().logits(both_outputs(model, test)["head"]).argmax(1)
-        return {"supervised": (guess == test.y).double().numpy()}
+        return {"supervised": (guess == test.y).numpy()}
 
     def sprites(self, activation: Any, seed: int) -> Row:
         """Pairs of sprites that differ in one factor, redrawn at random; codes against factors."""
@@ -366,8 +270,8 @@ class Parts:
 
 
 def _hits(probe: Any, z: Any, y: Any) -> np.ndarray:
-    """1 for every row that the probe classifies correctly."""
-    return (probe.predict(z).cpu() == y).double().numpy()
+    """Whether the probe classifies a row correctly."""
+    return (probe.predict(z).cpu() == y).numpy()
 
 
 def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
@@ -386,9 +290,9 @@ def _quarter(z: Any, y: Any, test_z: Any, test_y: Any, seed: int) -> Row:
     )
     return {
         "head_probe": hits["all"],
+        "best_probe": hits["best"],
+        "random_probe": hits["random"],
         "head_map": head_map,
-        "probe_change": hits["best"] - hits["all"],
-        "random_change": hits["random"] - hits["all"],
         "map_change": best_map - head_map,
     }
 
@@ -430,34 +334,3 @@ def posterior(activation: str, seed: int, steps: int = 1500) -> Row:
     world = World.draw(seed=seed)
     codes = learn_features(world, signed=activation == "none", steps=steps, seed=seed)
     return {"posterior": match_columns(codes, world.features)[1]}
-
-
-def stability_rows(out: Path, seeds: Sequence[int]) -> dict[str, Row]:
-    """Stability of each seed's dimensions against the next seed's, for both models.
-
-    Each seed is in two pairs, so the pairs depend on each other and their interval is too narrow.
-    """
-    rows = {}
-    for kind in BOTH if len(seeds) >= SEEDS_FOR_A_VERDICT else ():
-        files = [out / "features" / f"{kind}_{seed}" / "test_head.safetensors" for seed in seeds]
-        if all(file.exists() for file in files):
-            z = [Features.load(file).z for file in files]
-            for seed, current, following in zip(seeds, z, [*z[1:], z[0]], strict=True):
-                rows[f"stability {kind} {seed}"] = {"stability": stability(current, following)}
-    return rows
-
-
-def commits(parts: Parts) -> list[str]:
-    """The commits at which the parts were measured."""
-    files = [parts.path(name) for name in parts.all()]
-    hashes = {json.loads(file.read_text()).get("commit") for file in files if file.exists()}
-    return sorted(str(commit) for commit in hashes)
-
-
-def _commit() -> str | None:
-    """The commit of this repository, marked if files have changed since."""
-    import subprocess
-
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    got = subprocess.run([*git, "--abbrev=12"], capture_output=True, text=True, check=False)
-    return got.stdout.strip() or None

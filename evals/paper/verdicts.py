@@ -15,8 +15,8 @@ from paper.parts import (
     SEEDS_FOR_A_VERDICT,
     SIGNED,
     WRONG_LABELS,
-    Row,
 )
+from paper.store import Row
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ CLAIMS = (
         for k, paper in SEPIN_IN_PAPER.items()
     ),
     Claim(
-        "Quarter of dims by activation: probe", "-0.3 -> 0.0", "probe_change", -0.01, paired=False
+        "Quarter of dims by activation: probe", "-0.3 -> 0.0", "best_change", -0.01, paired=False
     ),
     Claim("Quarter of dims by activation: mAP", "-0.7 -> 0.0", "map_change", -0.01, paired=False),
     Claim("Quarter of dims at random: probe", "-0.6 -> -4.6", "random_change", lower=True),

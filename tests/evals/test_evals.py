@@ -269,62 +269,83 @@ def test_claims_are_judged_by_paired_differences_over_seeds_and_pictures():
 
 
 def test_a_part_is_measured_once_and_those_of_other_settings_or_versions_are_refused(tmp_path):
-    from paper.parts import Config, Parts
+    from paper.parts import Parts
+    from paper.store import Config
 
-    parts = Parts(Config(out=tmp_path))
+    parts = Parts(Config(out=tmp_path, results=tmp_path))
     calls = []
 
     def part():
         calls.append(1)
-        return {"probe": np.array([0.0, 1.0, 0.25, -1.0]), "sparsity": 0.9}
+        hits = {"probe": [True, False, True], "head_probe": [1, 1, 0], "best_probe": [0, 1, 1]}
+        hits |= {"corrupted noise": [1, 1, 0], "corrupted blur": [0, 1, 0]}
+        return {name: np.array(hit, bool) for name, hit in hits.items()} | {"sparsity": 0.9}
 
-    first, again = (parts.cached("contrastive none 0", part) for _ in range(2))
-    assert first["probe"].tolist() == again["probe"].tolist()
-    assert again["sparsity"] == 0.9
+    name = "contrastive none 0"
+    vars(parts)["all"] = {name: part}
+    first, again = (parts.measure(name) for _ in range(2))
+    for row in (first, again):
+        assert row["probe"].tolist() == [1.0, 0.0, 1.0]
+        assert row["best_change"].tolist() == [-1.0, 0.0, 1.0]
+        assert row["corrupted"].tolist() == [0.5, 1.0, 0.0]
+        assert row["sparsity"] == 0.9
     assert len(calls) == 1
-    other = Parts(Config(preset="small", out=tmp_path))
+    other = Parts(Config(preset="small", out=tmp_path, results=tmp_path))
     with pytest.raises(ValueError, match="measured with different preset"):
-        other.cached("contrastive none 0", part)
+        other.measure(name)
     vars(parts)["settings"] = parts.settings | {"versions": {"ncl_multi": "0.0.1"}}
     with pytest.raises(ValueError, match=r"measured with different versions.*choose another --out"):
-        parts.cached("contrastive none 0", part)
+        parts.measure(name)
 
 
-def test_a_stopped_table_resumes_and_only_a_whole_one_is_a_result(tmp_path, capsys, monkeypatch):
+def test_a_stopped_table_resumes_here_and_on_another_machine(tmp_path, capsys, monkeypatch):
     claims = script("claims")
+    calls = []
 
-    def some(self):
-        value = {"none": 0.5, "relu": 0.8}
-        return {
-            f"contrastive {kind} {seed}": partial(
-                dict, class_consistency=share + seed / 100, sparsity=share, probe=np.ones(4)
-            )
-            for seed in range(3)
-            for kind, share in value.items()
-        }
+    def part(name, share, seed):
+        calls.append(name)
+        probe = np.ones(4, bool)
+        return {"class_consistency": share + seed / 100, "sparsity": share, "probe": probe}
 
+    some = {
+        (name := f"contrastive {kind} {seed}"): partial(part, name, share, seed)
+        for seed in range(3)
+        for kind, share in {"none": 0.5, "relu": 0.8}.items()
+    }
     monkeypatch.setattr(claims["Parts"], "all", some)
     monkeypatch.setattr(claims["Parts"], "pictures", None)
     where = {"out": tmp_path / "run", "results": tmp_path / "results", "jobs": 1}
-    result = tmp_path / "results" / "quick.json"
+    record = tmp_path / "results" / "quick.json"
     claims["main"](claims["Config"](minutes=0, **where))
-    assert "0 of 6 parts are measured; the same command resumes" in capsys.readouterr().out
-    assert not result.exists()
-    claims["main"](claims["Config"](**where))
-    whole = json.loads(result.read_text())
-    result.unlink()
-    # What was measured before counts, however late it is read.
-    claims["main"](claims["Config"](minutes=0, **where))
-    assert json.loads(result.read_text())["rows"] == whole["rows"]
+    assert "6 of 6 parts are not measured yet; the same command resumes" in capsys.readouterr().out
+    claims["main"](claims["Config"](only="contrastive none", **where))
+    stored = json.loads(record.read_text())
+    assert stored["missing"] == [f"contrastive relu {seed}" for seed in range(3)]
+    assert "Class consistency, head" not in stored["rows"]
+    # Another machine has the record only.
+    elsewhere = where | {"out": tmp_path / "elsewhere"}
+    claims["main"](claims["Config"](**elsewhere))
+    assert sorted(calls) == sorted(some)
+    whole = json.loads(record.read_text())
+    assert (whole["missing"], set(whole["parts"])) == ([], set(some))
     row = whole["rows"]["Class consistency, head"]
     assert row["verdict"] == "held"
     assert row["95 % interval"] == "+30.0 [+30.0, +30.0]"
     assert set(whole["versions"]) == {"ncl_multi", "torch", "timm"}
+    capsys.readouterr()
     claims["main"](claims["Config"](show=True, **where))
     assert "| Class consistency, head | 10.0" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"small\.json does not exist: measure it"):
         claims["main"](claims["Config"](preset="small", show=True, **where))
-    assert len(whole["commits"]) == 1
+    # A record of another version is not mixed in, and is replaced by a whole one only.
+    record.write_text(json.dumps(whole | {"versions": {"ncl_multi": "0.0.1"}}))
+    again = where | {"out": tmp_path / "again"}
+    claims["main"](claims["Config"](only="contrastive none", **again))
+    assert "has other settings or versions" in capsys.readouterr().out
+    assert len(calls) == 9
+    assert json.loads(record.read_text())["versions"] == {"ncl_multi": "0.0.1"}
+    claims["main"](claims["Config"](**again))
+    assert json.loads(record.read_text())["versions"] == whole["versions"]
 
 
 def test_a_preset_without_its_data_says_how_to_get_it(tmp_path, monkeypatch):
@@ -340,7 +361,8 @@ def test_a_preset_without_its_data_says_how_to_get_it(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::ncl_multi.HealthWarning")
 def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_path):
     pytest.importorskip("timm")
-    from paper.parts import Config, Parts
+    from paper.parts import Parts
+    from paper.store import Config, pack, unpack
     from paper.verdicts import CLAIMS, FOLLOW_UPS
 
     from ncl_multi.data import digits
@@ -357,7 +379,7 @@ def test_the_parts_of_the_claims_train_and_measure_what_the_rules_ask_for(tmp_pa
         batch_size=64,
     )
     vars(parts)["pictures"] = digits("train").first(128), digits("test").first(64)
-    row = parts.contrastive("relu", 0) | parts.supervised("relu", 0)
+    row = unpack(pack(parts.contrastive("relu", 0) | parts.supervised("relu", 0)))
     others = {"posterior", "disentanglement", "sepin@100 fixed", "sepin@100 renormalised"}
     others |= {"stability", "gate_gain"}
     asked = {claim.measure for claim in CLAIMS + FOLLOW_UPS}
@@ -383,30 +405,39 @@ def test_a_gate_is_open_or_closed_and_learns_from_its_probability():
 
     torch.manual_seed(0)
     gate, z = Gate(6, 5), torch.rand(20, 6, requires_grad=True)
-    gated, open_ = gate(z)
-    assert torch.equal(gated, z * (open_ > 0.5))
+    gated, logits = gate(z)
+    assert torch.equal(gated, z * (logits > 0))
     gated.sum().backward()
-    assert torch.equal(z.grad, (open_ > 0.5).float())
+    assert torch.equal(z.grad, (logits > 0).float())
     assert all(weight.grad.abs().sum() > 0 for weight in gate.parameters())
-    assert divergence(torch.full((3, 4), 0.8)).item() == pytest.approx(0, abs=1e-7)
+    assert divergence(torch.tensor([[0.8]]).logit()).item() == pytest.approx(0, abs=1e-7)
     p = torch.tensor([[0.5, 0.9]], dtype=torch.float64)
     by_hand = sum(x * math.log(x / 0.8) + (1 - x) * math.log((1 - x) / 0.2) for x in (0.5, 0.9))
-    assert divergence(p).item() == pytest.approx(by_hand, rel=1e-6)
+    assert divergence(p.logit()).item() == pytest.approx(by_hand, rel=1e-9)
+    sure = torch.tensor([[200.0, -200.0]], requires_grad=True)
+    divergence(sure).backward()
+    assert sure.grad.isfinite().all()
 
 
 def test_stability_over_seeds_pairs_each_seed_with_the_next(tmp_path):
-    from paper.parts import stability_rows
+    from paper.parts import Parts
+    from paper.store import Config
 
     z = torch.rand(30, 4, generator=torch.Generator().manual_seed(0))
+    parts = Parts(Config(out=tmp_path, results=tmp_path))
+    parts.compare_seeds()
+    assert parts.measured == []
     for seed in range(3):
         for kind in ("none", "relu"):
             where = tmp_path / "features" / f"{kind}_{seed}" / "test_head.safetensors"
             Features(z[:, [seed, 3 - seed, (seed + 1) % 3]]).save(where)
-    rows = stability_rows(tmp_path, range(3))
-    assert set(rows) == {
-        f"stability {kind} {seed}" for kind in ("none", "relu") for seed in range(3)
-    }
-    assert stability_rows(tmp_path, range(2)) == {}
+    parts.compare_seeds()
+    assert parts.measured == parts.compared
+    assert len(parts.compared) == 6
+    assert 0 < parts.read("stability relu 1")["stability"] < 1
+    two = Parts(Config(out=tmp_path, results=tmp_path / "two", seeds=(0, 1)))
+    two.compare_seeds()
+    assert not (tmp_path / "two").exists()
 
 
 def test_spectral_ncl_recovers_the_posterior_and_its_twin_does_not():
