@@ -81,7 +81,9 @@ def main(cfg: Config) -> None:
             values = [row[measure] for row in same]
             spread = f" ({pstdev(values):.3f})" if len(values) > 1 else ""
             rows[name][measure] = f"{mean(values):.3f}{spread}"
-    shown = {_title(measure): measure for row in rows.values() for measure in row}
+    # The rows with most measures first: the ways to query a set stand together.
+    fullest = sorted(rows.values(), key=len, reverse=True)
+    shown = {_title(measure): measure for row in fullest for measure in row}
     shown = {title: measure for title, measure in shown.items() if title}
     page = {
         name: {title: row.get(measure, "") for title, measure in shown.items()}

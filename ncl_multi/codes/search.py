@@ -53,6 +53,7 @@ class SparseIndex:
         # Additions are collected here, so that many small ones cost as little as one large one.
         self._waiting: list[tuple[np.ndarray, csr_array]] = []
         self._waiting_ids: set[int] = set()
+        self._rarity: np.ndarray | None = None
 
     def __len__(self) -> int:
         return sum(int(block.live.sum()) for block in self._blocks) + len(self._waiting_ids)
@@ -92,6 +93,7 @@ class SparseIndex:
         self._settle()
         numbers = np.unique(_numbers(ids))
         rows = self._find(numbers, required=True)
+        self._rarity = None
         for place, block in enumerate(self._blocks):
             block.live[rows[place][rows[place] >= 0]] = False
         half_empty = [block for block in self._blocks if 2 * block.live.sum() < len(block.live)]
@@ -106,6 +108,7 @@ class SparseIndex:
         k: int = 10,
         *,
         within: Sequence[int] | np.ndarray | None = None,
+        idf: bool = False,
         threads: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k items of highest cosine similarity for each query, best first.
@@ -117,6 +120,8 @@ class SparseIndex:
                 against an item.
             k: Number of items for each.
             within: Search only these ids: a filter.
+            idf: Weigh the entries of a query by how rare a dimension is among the items, as words
+                are in BM25: log((1 + items) / (1 + items with the dimension)) + 1.
             threads: Queries searched in parallel; all cores by default.
 
         Returns:
@@ -134,6 +139,8 @@ class SparseIndex:
                 f"a query of zeros matches nothing; got zeros in rows {empty[:5].tolist()}. "
                 f"A wider head, or a higher density or k, leaves no item without features"
             )
+        if idf:
+            z = unit_csr(z.multiply(self._idf()), signed=True)
         query = (z.indptr.astype(np.int64), z.indices.astype(np.int64), z.data.astype(np.float32))
         allowed = self._allowed(within)
         scores = np.zeros((z.shape[0], k), np.float32)
@@ -253,9 +260,20 @@ class SparseIndex:
             mask[rows[rows >= 0]] = True
         return masks
 
+    def _idf(self) -> np.ndarray:
+        """How rare each dimension is; kept until items are added or removed."""
+        if self._rarity is None:
+            active = np.zeros(self.dims, np.int64)
+            for block in self._blocks:
+                dims = np.repeat(np.arange(self.dims), np.diff(block.starts))
+                active += np.bincount(dims[block.live[block.rows]], minlength=self.dims)
+            self._rarity = (np.log((1 + len(self)) / (1 + active)) + 1).astype(np.float32)
+        return self._rarity
+
     def _settle(self) -> None:
         """Move collected additions into blocks."""
         if self._waiting:
+            self._rarity = None
             ids = np.concatenate([numbers for numbers, _ in self._waiting])
             z = vstack([codes for _, codes in self._waiting], format="csr")
             self._waiting, self._waiting_ids = [], set()

@@ -317,6 +317,8 @@ def test_the_encoder_is_trained_if_asked_for():
         ("one text", "needs a list of texts"),
         (["one"], "at least two examples"),
         (["a", ("b", "c")], "row 1 has 2"),
+        (["same", "same"], "texts that differ; all are 'same'"),
+        ([("same", "same")] * 3, "texts that differ"),
         (["a", 5], "row 1 must be a text"),
         ([("a", "b"), ("a", "")], "row 1 has an entry that is not text"),
     ],
@@ -448,6 +450,8 @@ def test_a_head_started_on_both_directions_keeps_the_leading_principal_axes(dims
     cosines = F.cosine_similarity(rebuilt, scaled @ leading.T)
     torch.testing.assert_close(cosines, torch.ones(200), rtol=1e-4, atol=1e-4)
     assert both_directions(h - mean, 1).shape == (1, 8)
+    equal_rows = torch.zeros(20, 8)
+    assert both_directions(equal_rows, dims).isfinite().all()
 
 
 def test_few_entries_contain_more_of_a_row_on_turned_axes():

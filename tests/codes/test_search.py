@@ -126,6 +126,23 @@ def test_a_filter_searches_only_within():
     assert scores == pytest.approx(index_of(z[wanted]).search(queries)[1], abs=1e-6)
 
 
+def test_rare_dimensions_of_the_items_count_more_if_asked(monkeypatch):
+    monkeypatch.setattr(search, "MOST_ITEMS", 64)
+    z, queries = codes(200), codes(5, seed=1)
+    index = index_of(z)
+    for gone in ([], range(60), range(60, 90)):
+        index.remove(list(gone))
+        left = z[index.ids]
+        active = (left.toarray() > 0).sum(axis=0)
+        weighed = queries.toarray() * (np.log((1 + len(index)) / (1 + active)) + 1)
+        expected = index_of(left).search(weighed)[1]
+        assert index.search(queries, idf=True)[1] == pytest.approx(expected, abs=1e-6)
+    index.add([0], z[[0]])
+    assert index.search(queries, idf=True)[1] != pytest.approx(expected, abs=1e-6)
+    expected = index_of(z[index.ids]).search(queries, idf=True)[1]
+    assert index.search(queries, idf=True)[1] == pytest.approx(expected, abs=1e-6)
+
+
 def test_codes_come_back_as_unit_rows_in_the_order_asked():
     z = codes(300)
     index = index_of(z, ids=np.arange(300) + 1000)

@@ -34,6 +34,21 @@ def test_the_table_says_what_a_measure_is():
     assert [*map(title, measures)] == ["STS-B", "LISA", "Cranfield, signed query", ""]
 
 
+def test_the_ways_to_query_a_collection_stand_together(capsys):
+    names = ("cisi_ndcg_at_10", "lisa_ndcg_at_10")
+    dense = dict.fromkeys(names, 0.4)
+    ours = {f"{name}{query}": 0.3 for name in names for query in ("", "_whole_query")}
+    module = script("sentence")
+    main = module["main"]
+    measured = {"dense": {"test": dense}, "ncl@8": {"test": ours}}
+    main.__globals__["evaluate"] = lambda *_: measured
+    main(module["Config"](runs=(Path("run"),)))
+    header, _, whole, short = capsys.readouterr().out.splitlines()[:4]
+    assert header == "|  | CISI | CISI, whole query | LISA | LISA, whole query |"
+    assert whole == "| dense | 1.000 |  | 1.000 |  |"
+    assert short == "| ncl@8 | 0.750 | 0.750 | 0.750 | 0.750 |"
+
+
 def test_every_setting_that_is_compared_can_be_set():
     from dataclasses import fields
 

@@ -93,6 +93,8 @@ class Corpus:
             return [number.setdefault(text, len(number)) for text in row]
 
         width = max(map(len, rows))
+        if len({text for row in rows for text in row}) < 2:
+            raise ValueError(f"fit needs texts that differ; all are {rows[0][0][:60]!r}")
         examples = torch.tensor([numbers(row) + [-1] * (width - len(row)) for row in rows])
         pairs = torch.tensor([numbers(row) for row, _ in scored]).view(-1, 2).long()
         scores = torch.tensor([score for _, score in scored])

@@ -295,8 +295,9 @@ def both_directions(
     sample = x if len(x) <= most else x[torch.randperm(len(x))[:most]]
     variances, principal = torch.linalg.eigh(sample.T @ sample)
     variances, principal = variances.flip(0)[: max(1, dims // 2)], principal.flip(1)
-    # Rows of few kinds have axes without variance.
-    variances = variances.clamp_min(1e-6 * variances[0]) / variances[0]
+    # Rows of few kinds have axes without variance; equal rows have no others.
+    variances = variances.clamp_min(max(1e-6 * float(variances[0]), 1e-12))
+    variances = variances / variances[0]
     leading = principal[:, : len(variances)] * variances**-0.125
     turned = normalize(sample @ leading, dim=1)
     axes = _for_few_entries(turned, sparse_axes(turned)) @ leading.T
