@@ -258,12 +258,19 @@ def check(data: Any) -> None:
         )
 
 
-def adjacency(edge_index: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The transposed adjacency matrix, one row per receiving node, for a product with `x`."""
+def adjacency(
+    edge_index: Tensor, x: Tensor, weight: Tensor | None = None, targets: Tensor | None = None
+) -> Tensor:
+    """The transposed adjacency matrix, one row per receiving node, for a product with `x`.
+
+    With `targets` only these receive, and edges number them in their order.
+    """
     if weight is None:
         weight = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
     with _no_word_of_beta():
-        return to_torch_csr_tensor(edge_index.flip(0), weight.to(x), size=(len(x), len(x)))
+        return to_torch_csr_tensor(
+            edge_index.flip(0), weight.to(x), size=(len(x if targets is None else targets), len(x))
+        )
 
 
 @contextmanager
