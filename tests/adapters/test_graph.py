@@ -632,6 +632,14 @@ def test_features_that_are_all_zero_give_way_to_degrees(graph, capsys):
     assert "features of all nodes are zero" in capsys.readouterr().err
 
 
+def test_sparse_features_of_a_graph_are_those_of_the_dense_graph(graph):
+    dense = prepare(graph)
+    for x in (graph.x.to_sparse(), as_sparse(graph.x)):
+        sparse = Data(x=x, edge_index=graph.edge_index)
+        assert torch.equal(prepare(sparse).x, dense.x)
+        assert sparse.x.layout == x.layout, "the user's graph is not changed"
+
+
 def test_features_may_be_mapped_from_a_file(graph, tmp_path):
     path = tmp_path / "x.bin"
     path.write_bytes(graph.x.numpy().tobytes())
