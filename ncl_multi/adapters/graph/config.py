@@ -1,7 +1,6 @@
 """How graph models are trained, and the rule that derives settings from the graph."""
 
 from dataclasses import dataclass, replace
-from math import isqrt
 from typing import Literal, NamedTuple
 
 from ncl_multi.training.config import TrainConfig
@@ -93,8 +92,9 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` 2.5 times the square root of the nodes, rounded down to a power of two, 8 to 512: a
-      larger graph has more communities, and each has more nodes.
+    - `dims` 4.1 times the fourth root of nodes^3 / edges, rounded down to a multiple of 20, 8 to
+      500: a larger graph has more communities, and each has more nodes; where a node has many
+      neighbours, communities are larger.
     - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
       negatives; beyond, 2,048 nodes with 10 neighbours and 5 of each of those, for one epoch.
@@ -103,11 +103,11 @@ def rule(nodes: int, edges: int) -> Settings:
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
-        128
+        140
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = 1 << max(3, min(9, isqrt(25 * nodes // 4).bit_length() - 1))
+    dims = max(8, min(500, 20 * int(4.1 * (nodes**3 / max(edges, nodes)) ** 0.25 / 20)))
     large = nodes > 5_000
     return Settings(
         width=256,
