@@ -24,7 +24,7 @@ class GraphConfig(TrainConfig):
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     head_start: float = 0.85
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
-    drop_edges: tuple[float, float] = (0.3, 0.3)
+    drop_edges: tuple[float, float] = (0.5, 0.5)
     """Share of edges dropped in each view."""
     drop_features: tuple[float, float] = (0.2, 0.2)
     """Share of feature columns dropped in each view."""
