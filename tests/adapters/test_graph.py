@@ -456,7 +456,7 @@ def test_the_objective_takes_sampled_neighbours_adaptive_views_and_half_hop(grap
 
 def test_one_rule_gives_the_settings_of_any_graph():
     small, large, huge = rule(34, 156), rule(34_493, 495_924), rule(1_000_000, 10_000_000)
-    assert (small.dims, large.dims, huge.dims) == (8, 380, 500)
+    assert (small.dims, large.dims, huge.dims) == (8, 340, 500)
     assert small.neighbors is None
     assert large.neighbors is None, "all nodes are negatives"
     assert huge.neighbors

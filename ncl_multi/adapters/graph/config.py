@@ -92,7 +92,7 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` 4.1 times the fourth root of nodes^3 / edges, rounded down to a multiple of 20, 8 to
+    - `dims` 3.7 times the fourth root of nodes^3 / edges, rounded down to a multiple of 20, 8 to
       500: a larger graph has more communities, and each has more nodes; where a node has many
       neighbours, communities are larger.
     - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
@@ -103,11 +103,11 @@ def rule(nodes: int, edges: int) -> Settings:
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
-        140
+        120
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = max(8, min(500, 20 * int(4.1 * (nodes**3 / max(edges, nodes)) ** 0.25 / 20)))
+    dims = max(8, min(500, 20 * int(3.7 * (nodes**3 / max(edges, nodes)) ** 0.25 / 20)))
     large = nodes > 5_000
     return Settings(
         width=256,
