@@ -1,6 +1,7 @@
 """How graph models are trained, and the rule that derives settings from the graph."""
 
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Literal, NamedTuple
 
 from ncl_multi.training.config import TrainConfig
@@ -24,7 +25,7 @@ class GraphConfig(TrainConfig):
     """Weight of rebuilding the encoder's features from the codes, linearly."""
     head_start: float = 0.85
     """Share of the steps after which the head starts, on clusters of the encoder's features."""
-    drop_edges: tuple[float, float] = (0.5, 0.5)
+    drop_edges: tuple[float, float] = (0.3, 0.3)
     """Share of edges dropped in each view."""
     drop_features: tuple[float, float] = (0.2, 0.2)
     """Share of feature columns dropped in each view."""
@@ -92,9 +93,8 @@ def rule(nodes: int, edges: int) -> Settings:
     """One rule for any graph.
 
     - `width` 256.
-    - `dims` 3.7 times the fourth root of nodes^3 / edges, rounded down to a multiple of 20, 8 to
-      500: a larger graph has more communities, and each has more nodes; where a node has many
-      neighbours, communities are larger.
+    - `dims` 2.5 times the square root of the nodes, rounded down to a power of two, 8 to 512: a
+      larger graph has more communities, and each has more nodes.
     - `k`, the average active entries of a node, a twentieth of `dims`, at least two.
     - Up to 35,000 nodes and four million edges a step encodes the whole graph with all nodes as
       negatives; beyond, 2,048 nodes with 10 neighbours and 5 of each of those, for one epoch.
@@ -103,11 +103,11 @@ def rule(nodes: int, edges: int) -> Settings:
 
     Example:
         >>> rule(nodes=2708, edges=10556).dims
-        120
+        128
         >>> rule(nodes=1_000_000, edges=10_000_000).neighbors
         (10, 5)
     """
-    dims = max(8, min(500, 20 * int(3.7 * (nodes**3 / max(edges, nodes)) ** 0.25 / 20)))
+    dims = 1 << max(3, min(9, isqrt(25 * nodes // 4).bit_length() - 1))
     large = nodes > 5_000
     return Settings(
         width=256,
