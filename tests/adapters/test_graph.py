@@ -247,6 +247,25 @@ def test_rows_choose_the_nodes_that_are_coded(graph):
     assert torch.allclose(za, model(view_of_all)[0][rows], atol=1e-6)
 
 
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_few_nodes_are_encoded_and_learn_as_if_all_were(encoder, words):
+    torch.manual_seed(0)
+    x = (torch.rand(50, 40) < 0.02).float() if words else torch.randn(50, 40)
+    edges = torch.randint(45, (2, 150)).unique(dim=1)
+    data = prepare(Data(x=x, edge_index=edges, edge_weight=torch.rand(edges.shape[1])))
+    model = NonNegGraph(16, in_dim=40, encoder=encoder, width=8, encoder_activation="relu").double()
+    view_of_all = model.view_of(data)
+    view_of_all = view_of_all._replace(x=view_of_all.x.double())
+    rows = torch.tensor([49, 3, 17, 0])
+    gradients = []
+    for h in (model._encode(*view_of_all, rows=rows), model._encode(*view_of_all)[rows]):
+        gradients.append(torch.autograd.grad(h.square().sum(), [*model.encoder.parameters()]))
+        gradients[-1] += (h,)
+    for few, whole in zip(*gradients, strict=True):
+        assert torch.allclose(few, whole, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("encoder", ENCODERS)
@@ -611,6 +630,14 @@ def test_features_that_are_all_zero_give_way_to_degrees(graph, capsys):
     ready = prepare(Data(x=torch.zeros(30, 4), edge_index=graph.edge_index))
     assert ready.x.shape == (30, 48)
     assert "features of all nodes are zero" in capsys.readouterr().err
+
+
+def test_sparse_features_of_a_graph_are_those_of_the_dense_graph(graph):
+    dense = prepare(graph)
+    for x in (graph.x.to_sparse(), as_sparse(graph.x)):
+        sparse = Data(x=x, edge_index=graph.edge_index)
+        assert torch.equal(prepare(sparse).x, dense.x)
+        assert sparse.x.layout == x.layout, "the user's graph is not changed"
 
 
 def test_features_may_be_mapped_from_a_file(graph, tmp_path):

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ def prepare(data: Any, *, directed: bool = False) -> Data:
     Self-loops are removed, since every encoder here adds a node to its own neighbourhood. Duplicate
     edges are merged: weights (`edge_weight`) are added, features (`edge_attr`) averaged. Edges are
     made to run both ways unless `directed`. Features are not copied, so they may be mapped from a
-    file (`torch.from_file`). Calling it twice changes nothing.
+    file (`torch.from_file`); sparse ones are made dense. Calling it twice changes nothing.
     """
     if isinstance(data, HeteroData):
         raise ValueError(
@@ -111,6 +112,7 @@ def prepare(data: Any, *, directed: bool = False) -> Data:
         )
     if not isinstance(data, Data) or (data.x is None and data.edge_index is not None):
         data = as_data(data)
+    data = _with_dense_features(data)
     check(data)
     nodes = len(data.x)
     ready = Data(x=data.x, edge_index=data.edge_index, y=_labels(data))
@@ -146,6 +148,16 @@ def encoder_input(data: Data, *, sparse: bool = False) -> Tensor:
     return torch.sparse_csr_tensor(
         x.crow_indices(), x.col_indices(), values, x.shape, check_invariants=False
     )
+
+
+def _with_dense_features(data: Data) -> Data:
+    """The graph itself, or a shallow copy with dense features if they are a sparse tensor."""
+    x = data.x
+    if not isinstance(x, Tensor) or x.layout == torch.strided:
+        return data
+    data = copy(data)
+    data.x = x.to_dense()
+    return data
 
 
 def _edges(data: Data, directed: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -258,12 +270,19 @@ def check(data: Any) -> None:
         )
 
 
-def adjacency(edge_index: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The transposed adjacency matrix, one row per receiving node, for a product with `x`."""
+def adjacency(
+    edge_index: Tensor, x: Tensor, weight: Tensor | None = None, targets: Tensor | None = None
+) -> Tensor:
+    """The transposed adjacency matrix, one row per receiving node, for a product with `x`.
+
+    With `targets` only these receive, and edges number them in their order.
+    """
     if weight is None:
         weight = torch.ones(edge_index.shape[1], dtype=x.dtype, device=x.device)
     with _no_word_of_beta():
-        return to_torch_csr_tensor(edge_index.flip(0), weight.to(x), size=(len(x), len(x)))
+        return to_torch_csr_tensor(
+            edge_index.flip(0), weight.to(x), size=(len(x if targets is None else targets), len(x))
+        )
 
 
 @contextmanager

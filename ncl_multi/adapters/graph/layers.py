@@ -67,3 +67,44 @@ def layer_by_layer(
             output[targets] = h
         if output is not None:
             features = output.__getitem__
+
+
+def edges_into(
+    targets: Int[Tensor, " n"],
+    edge_index: Int[Tensor, "2 edges"],
+    values: Tensor | None,
+    nodes: int,
+) -> tuple[Int[Tensor, "2 some"], Tensor | None]:
+    """The edges into these nodes, and their values; a target is numbered by its place.
+
+    Example:
+        >>> ring = torch.stack([torch.arange(4), (torch.arange(4) + 1) % 4])
+        >>> edges_into(torch.tensor([3, 1]), ring, None, nodes=4)[0]
+        tensor([[0, 2],
+                [1, 0]])
+    """
+    place = torch.full((nodes,), -1, device=targets.device)
+    place[targets] = torch.arange(len(targets), device=targets.device)
+    target = place[edge_index[1]]
+    arrives = target >= 0
+    edges = torch.stack([edge_index[0][arrives], target[arrives]])
+    return edges, None if values is None else values[arrives]
+
+
+def and_sources(
+    targets: Int[Tensor, " n"], edges: Int[Tensor, "2 some"], nodes: int
+) -> tuple[Int[Tensor, " m"], Int[Tensor, "2 some"]]:
+    """The targets, then all other sources of these edges; the edges, sources numbered by place.
+
+    Example:
+        >>> and_sources(torch.tensor([3, 1]), torch.tensor([[0, 2], [1, 0]]), nodes=4)
+        (tensor([3, 1, 0, 2]), tensor([[2, 3],
+                [1, 0]]))
+    """
+    other = torch.zeros(nodes, dtype=torch.bool, device=targets.device)
+    other[edges[0]] = True
+    other[targets] = False
+    around = torch.cat([targets, other.nonzero()[:, 0]])
+    place = torch.empty(nodes, dtype=torch.int64, device=targets.device)
+    place[around] = torch.arange(len(around), device=targets.device)
+    return around, torch.stack([place[edges[0]], edges[1]])
