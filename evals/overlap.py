@@ -7,8 +7,10 @@ half-way from chance to all of them; it may show one kind, several together, or 
 
 Usage:
     python evals/overlap.py runs/vision_ncl/features/test_head.safetensors
-    python evals/overlap.py runs/claims/small/features/sprites_relu_0/test_head.safetensors
     python evals/overlap.py test.safetensors --coarse groups.json
+
+Files whose labels are a table, one column per factor, are written by `python evals/claims.py --only
+sprites`.
 """
 
 import json
