@@ -78,14 +78,14 @@ def measure(parts: Parts) -> None:
 
     minutes = parts.cfg.minutes
     end = float("inf") if minutes is None else time.time() + 60 * minutes
-    names = parts.wanted
+    names = [name for name in parts.wanted if not parts.path(name).exists()]
     on_cpu = parts.cfg.device == "cpu" or not torch.accelerator.is_available()
     jobs = parts.cfg.jobs or ((os.cpu_count() or 1) if on_cpu else 1)
     (parts.out / "parts").mkdir(parents=True, exist_ok=True)
     with tqdm(total=len(names), desc="claims", unit="part") as bar:
         if jobs == 1:
             for name in names:
-                if time.time() < end or parts.path(name).exists():
+                if time.time() < end:
                     parts.measure(name)
                 bar.update()
             return
@@ -106,7 +106,7 @@ def _apart(cfg: Config, name: str, end: float) -> None:
 
     torch.set_num_threads(1)
     parts = _parts(cfg)
-    if time.time() < end or parts.path(name).exists():
+    if time.time() < end:
         log = parts.path(name).with_suffix(".log")
         with log.open("a") as file, redirect_stderr(file):
             parts.measure(name)
